@@ -65,6 +65,7 @@ def require_own_superlink() -> None:
     superlink = local_superlink()
     if superlink is None:
         return
+    # Nothing but the standard library is imported up to here.
     here = surroundings()
     if reason := difference(here, superlink, submitters(superlink)):
         raise InputError(_message(reason, here, superlink))
@@ -75,6 +76,7 @@ def surroundings() -> Surroundings:
     # All other packages are in the bundle too, which comes first on the path.
     spec = find_spec("espalier_assets")
     installed = Path(spec.origin).parent.parent if spec is not None and spec.origin else None
+    # An installed wheel has the app in a folder of its own.
     if installed is not None and (installed / "espalier_assets" / "app").is_dir():
         installed = installed / "espalier_assets" / "app"
     return Surroundings(
@@ -92,6 +94,7 @@ def difference(here: Surroundings, superlink: LocalSuperLink, found: Sequence[Su
     found : users connected to the SuperLink with ``flwr run``; if there are several, one of them
         submitted this run
     """
+    # Without an installed Espalier Ray's clients cannot import it.
     if here.installed is None:
         return "no Espalier is installed in its environment"
     others = {one.user for one in found if one.user != here.user}
@@ -108,6 +111,7 @@ def difference(here: Surroundings, superlink: LocalSuperLink, found: Sequence[Su
 def _unlike(here: Surroundings, superlink: LocalSuperLink, submitter: Submitter) -> str:
     """Return how a submitter of the same user differs, empty if it does not."""
     own = submitter.superlink
+    # Programs of different environments differ, even if their versions agree.
     if own is not None and superlink.program.is_absolute() and not _same(own, superlink.program):
         return f"the run comes from the environment of {own}"
     if (
@@ -124,6 +128,7 @@ def _another_program(here: Surroundings) -> str:
 
     The current directory matters because Ray's clients import from it.
     """
+    # Nobody is connected: compare the programs themselves.
     sent = program_sha256(here.bundle)
     if _is_checkout(here.folder) and program_sha256(here.folder) != sent:
         return "the checkout in which it was started has another program than the run"
@@ -137,6 +142,7 @@ def _another_program(here: Surroundings) -> str:
 def program_sha256(folder: Path) -> str:
     """Return the hash of names and contents of all Python files of the app in this directory."""
     digest = hashlib.sha256()
+    # Names count too: a moved file is another program.
     for file in sorted(file for room in ROOMS for file in (folder / room).rglob("*.py")):
         digest.update(hashlib.sha256(file.relative_to(folder).as_posix().encode()).digest())
         digest.update(hashlib.sha256(file.read_bytes()).digest())

@@ -42,6 +42,7 @@ def open_all(config: Mapping[str, Any], tell: Callable[[str], None]) -> None:
     set_up(settings, Path(settings.out_dir))
     model = open_model(settings.model)
     require_within_limits(settings, model)
+    # Also checks a resumed run's settings and checkpoint.
     require_run_directory(settings, model)
     private_folder(simulated_node().state_root())
     # Simulated nodes state no capability, so all have the same.
@@ -55,6 +56,7 @@ def open_all(config: Mapping[str, Any], tell: Callable[[str], None]) -> None:
         for reason, clients in unusable.items()
     ]
     left = settings.num_clients - sum(map(len, unusable.values()))
+    # The same rounding as in ``Rounds.quorum_of``.
     if left < math.ceil(round(settings.num_clients * settings.quorum, 6)):
         raise InputError("\n".join(lines))
     for line in lines:

@@ -38,6 +38,7 @@ class PublicTests:
 
         Runs with the same hash were evaluated on the same samples.
         """
+        # Shape and bytes: the same tokens in other samples are another test.
         hashes = {
             name: hashlib.sha256(repr(tuple(samples.shape)).encode() + samples.numpy().tobytes())
             for name, samples in self.texts.items()
@@ -76,6 +77,7 @@ def public_tests(
     """
     tunes = settings.tunes
     if model.family.kind == "decoder" or not tunes:
+        # Fail now if the model cannot be built.
         model.new_skeleton()
         texts = public_samples(settings.evaluation, model.encode, built_in=built_in)
         if not tunes or settings.task.name == TEXT:
@@ -99,6 +101,7 @@ def _of_task(
     if not items:
         return PublicTests(texts, num_classes=num_classes)
     metrics: tuple[str, ...] = ("loss",)
+    # Scores that clients of this kind of model can report.
     if num_classes:
         metrics = ("acc", "loss")
     elif "acc" in task_of(settings).metrics:

@@ -75,10 +75,12 @@ def open_run_directory(
     """
     if settings.resume_from:
         path = _existing(settings)
+        # The lock is held for the whole run.
         with locked(path):
             document = _require_continued(settings, model, path)
             yield RunDirectory(RunFolder(path), document)
         return
+    # Two runs may start in the same second, so the run's id is part of the name.
     stamp = datetime.now().strftime(STAMP)
     path = at_home(settings.out_dir).absolute() / f"{stamp}-{settings.method}-{run_id}"
     try:
@@ -92,6 +94,7 @@ def open_run_directory(
         "model_sha256": model.sha256,
         "settings": _of_the_result(settings),
     }
+    # Locked before ``run.json`` exists: no other server can resume it meanwhile.
     with locked(path):
         directory = RunDirectory(folder, document)
         directory.write()
@@ -110,6 +113,7 @@ def require_run_directory(settings: RunSettings, model: OpenedModel) -> None:
     if not settings.resume_from:
         _require_place(settings)
         return
+    # As in ``open_run_directory``, but without making or locking anything.
     path = _existing(settings)
     require_free(path)
     _require_continued(settings, model, path)
@@ -125,6 +129,7 @@ def _require_place(settings: RunSettings) -> None:
     The closest existing parent must be a directory in which this process can write.
     """
     path = at_home(settings.out_dir).absolute()
+    # The closest existing parent decides.
     for place in (path, *path.parents):
         try:
             os.stat(place)
@@ -163,6 +168,7 @@ def model_before(settings: RunSettings) -> str:
         ``resume-from`` is not a run directory, or ``run.json`` is damaged.
     """
     now = hub_name(settings.model)
+    # A run with a commit, or without the hub, keeps its name.
     if not settings.resume_from or now is None or COMMIT.fullmatch(now[1]):
         return settings.model
     was = str(_read(_existing(settings), _given(settings))["settings"]["model"])
@@ -176,6 +182,7 @@ def _require_continued(settings: RunSettings, model: OpenedModel, path: Path) ->
     was = _read(path, given)
     now = _of_the_result(settings)
     before = was["settings"]
+    # Settings that affect the result must be the same.
     changed = [key for key in sorted(now.keys() | before.keys()) if before.get(key) != now.get(key)]
     differing = [f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in changed]
     if was["model_sha256"] != model.sha256:

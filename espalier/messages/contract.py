@@ -87,6 +87,7 @@ def check(body: MessageBody, side: Side, *, keep: bool = False) -> Fields:
         If the content differs from the contract. The error names the difference and quotes no
         value.
     """
+    # 1. Fields, 2. names and sizes of blobs, 3. their headers, 4. their values: cheap checks first.
     fields = validate(side.fields, body.fields)
     expected = side.blobs
     surplus = set(body.blobs) - set(expected)
@@ -159,6 +160,7 @@ def byte_limit(specs: BlockSpecs) -> int:
 
 
 def _check_blob(key: str, blob: bytes, expected: Mapping[str, TensorSpec]) -> None:
+    # Only the header of the blob is parsed.
     found = tensor_specs(blob)
     if set(found) != set(expected):
         raise ProtocolError(

@@ -34,6 +34,7 @@ def contract_for(request: MessageBody, plan_of: PlanOf, settings: RunSettings) -
         If the request names another method, or a round or part that does not exist.
     """
     header = request.header
+    # A message of another method would be checked against the wrong contract.
     if header.method != settings.method:
         raise ProtocolError(
             f"message: is of method {header.method!r}, the run's is {settings.method!r}"
@@ -43,10 +44,12 @@ def contract_for(request: MessageBody, plan_of: PlanOf, settings: RunSettings) -
         if header.kind == "refused":
             return enrolment.refused_contract(settings.method)
         return enrolment.contract(settings.method, signed=bool(settings.site_keys))
+    # Rounds and parts that do not exist are refused before a contract is built.
     require_round(header, last_rounds(plan_of, settings), settings)
     if header.kind == "alone":
         return local_baseline.contract(request, settings)
     if header.kind == "evaluate":
+        # The fields say which texts are in the blobs.
         texts = validate(evaluation.Texts, request.fields)
         made = evaluation.contract(settings.method, texts, settings.evaluation.own_text)
         evaluation.require_of_run(texts, settings)
@@ -57,6 +60,7 @@ def contract_for(request: MessageBody, plan_of: PlanOf, settings: RunSettings) -
     if header.kind in secure_sum.KINDS:
         return secure_sum.contract(request, plan_of, settings)
     plain = plain_contract(request, plan_of, settings)
+    # With secure sums the tensors of ``train`` stay at the site.
     if not settings.federation.secure_sum:
         return plain
     if header.kind == "fetch":

@@ -96,6 +96,7 @@ def delivery_of_blocks(
         raise ProtocolError(
             f"message: the result is delivered in round {header.server_round}, before it is decided"
         )
+    # Decisions before the round go to a client that lost its hidden states.
     if not whole and (job.strategy != "iterative" or decided != header.server_round - 1):
         raise ProtocolError(
             f"message: {decided} decided blocks are delivered, which is neither all nor those"
@@ -112,6 +113,7 @@ def delivery_of_blocks(
             " `evaluation.own-text`, and in iterative pruning to a client that lost its hidden"
             " states."
         ),
+        # Each part has its own number of blocks.
         check_order=lambda told: check_order(told, len(parts[header.part])),
     )
     return delivery.contract(request, settings)

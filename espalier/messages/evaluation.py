@@ -119,6 +119,7 @@ def require_of_run(texts: Texts, run: RunSettings) -> None:
     """
     chosen = run.evaluation
     on_text = run.task.name == TEXT
+    # Texts only for local baselines of runs without a task.
     if texts.names and not (run.evaluation.local_baseline and on_text):
         raise ProtocolError(
             "Texts: texts are not allowed with evaluation.local-baseline = false, or a task"
@@ -140,6 +141,7 @@ def require_of_run(texts: Texts, run: RunSettings) -> None:
     )
     if texts.test_items > max_items:
         raise ProtocolError(f"Texts: {texts.test_items} test items, {max_items} are allowed")
+    # Each metric is one number about the client's model.
     if set(texts.test_metrics) - METRICS or len(set(texts.test_metrics)) < len(texts.test_metrics):
         raise ProtocolError(
             f"Texts: test_metrics are not some of {', '.join(sorted(METRICS))}, each once"
@@ -158,6 +160,7 @@ def require_many(texts: Texts) -> None:
     ProtocolError
         If a text or the test items are too few; the error has the numbers and the remedy.
     """
+    # Every token but the first of a sample is predicted.
     for name, number in zip(texts.names, texts.num_samples, strict=True):
         if (predictions := number * (texts.sequence_length - 1)) < MIN_PREDICTIONS:
             raise ProtocolError(
@@ -198,6 +201,7 @@ def contract(method: str, texts: Texts, own_text: bool) -> Contract:
     ProtocolError
         If the fields contradict each other or ``own_text``.
     """
+    # A server cannot ask for own text in a run that does not say so.
     if texts.own_text != own_text:
         raise ProtocolError("Texts: own_text is not what evaluation.own-text says")
     if not len(set(texts.names)) == len(texts.names) == len(texts.num_samples):
@@ -206,6 +210,7 @@ def contract(method: str, texts: Texts, own_text: bool) -> Contract:
             " samples"
         )
     samples = {
+        # Shapes follow from the fields, which were checked.
         name: TensorSpec("I32", (count, texts.sequence_length))
         for name, count in zip(texts.names, texts.num_samples, strict=True)
     }
@@ -213,6 +218,7 @@ def contract(method: str, texts: Texts, own_text: bool) -> Contract:
     if texts.test_items:
         blobs[TEST_BLOB] = test_specs(texts)
 
+    # The number of figures depends on the request.
     def check(report: Fields) -> None:
         if isinstance(report, Losses):
             _require_figures(report, texts)
@@ -241,6 +247,7 @@ def _require_figures(report: Losses, texts: Texts) -> None:
             f" {len(report.own_losses)} own for {own}"
         )
     for name in ("losses", "own_losses", "test_scores"):
+        # Further digits could carry other data.
         if any(value != round(value, LOSS_DIGITS) for value in getattr(report, name)):
             raise ProtocolError(f"Losses: {name} have more than {LOSS_DIGITS} decimals")
     if any(not 0 <= loss <= OWN_LOSS_LIMIT for loss in report.own_losses):
@@ -252,6 +259,7 @@ def _require_figures(report: Losses, texts: Texts) -> None:
     if any(not 0 <= loss <= MAX_LOSS for loss in report.losses):
         raise ProtocolError(f"Losses: losses are not between 0 and {MAX_LOSS}")
     scores = zip(texts.test_metrics, report.test_scores, strict=True)
+    # Accuracies are fractions; losses have no upper bound here.
     if any(score < 0 or (score > 1 and metric != "loss") for metric, score in scores):
         raise ProtocolError(
             "Losses: test_scores are not between 0 and 1, or a loss among them is below 0"

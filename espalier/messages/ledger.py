@@ -64,6 +64,7 @@ class Ledger:
             {**common, "block": None, "raw_bytes": size - blobs, "wire_bytes": size - blobs}
         )
         for key, blob in sorted(body.blobs.items()):
+            # Blocks with dense bytes show what was saved.
             dense = {"dense_bytes": self.dense_bytes[key]} if key in self.dense_bytes else {}
             self._append(
                 {
@@ -110,6 +111,7 @@ class Ledger:
         Return these bytes and the values that all entries of the message share.
         """
         size = num_bytes(content)
+        # Enrolment has no client number.
         if client >= 0:
             traffic = self.by_client.setdefault(client, Traffic())
             setattr(traffic, direction, getattr(traffic, direction) + size)
@@ -191,6 +193,7 @@ def lifetime(seconds: float) -> float:
 
     It includes the time for the reply to the request before it.
     """
+    # Two requests may be open, so the second one waits for the answer to the first.
     return REQUESTS_AHEAD * seconds + MARGIN
 
 

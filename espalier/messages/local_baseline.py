@@ -52,6 +52,7 @@ def contract(request: MessageBody, settings: RunSettings) -> Contract:
         )
     largest = settings.lora.rank if settings.tunes else 0
     order = validate(Alone, request.fields)
+    # Only SFT-P has clients that join late.
     if order.fits and not settings.job.fits_alone(settings.federation):
         raise ProtocolError(f"message: clients of {settings.method} have nothing to fit")
     if order.rank_limit > largest:
@@ -59,6 +60,7 @@ def contract(request: MessageBody, settings: RunSettings) -> Contract:
             f"message: rank_limit is above {largest}, the largest rank of an adapter"
         )
     chosen = []
+    # The observer sentence names the settings with which the message is sent.
     for key, value in settings.job.MAKES_ALONE_WITH.items():
         values = value if isinstance(value, tuple) else (value,)
         chosen.append(f"`{key}` = {' or '.join(f'`{one}`' for one in values)}")

@@ -148,6 +148,7 @@ def validate(model: type[S], values: Mapping[str, Any]) -> S:
     except ValidationError as error:
         names = {
             ".".join(str(part) for part in detail["loc"])
+            # Names of fields only; values may be private.
             for detail in error.errors(include_url=False, include_input=False)
         }
         raise ProtocolError(

@@ -49,6 +49,7 @@ class AdaptedModel:
         the model's files. Errors are those of ``load_whole`` and ``trained_whole``.
         """
         head = adapters.head
+        # The head gets its number of classes from its bias.
         whole = load_whole(
             model,
             computing,
@@ -57,11 +58,14 @@ class AdaptedModel:
             seed=derive_seed(settings.seed, HEAD_SEED),
             cache_folder=cache_folder,
         )
+        # Other whole tensors first: adapters must not be counted among them.
         others = trained_whole(model, whole, adapters.whole)
         parameters = {}
+        # Adapters are modules, so the names of the model's own parameters change.
         if adapters.blocks:
             blocks = len(model.plan.blocks)
             parameters = put_in(whole, model.family, adapters, blocks, settings.lora.dropout)
+        # Pruned weights stay zero under the adapters.
         if adapters.keep_zeros:
             keep_zeros(model, whole, adapters)
         for key, tensors in others.items():
@@ -94,6 +98,7 @@ class AdaptedModel:
         """
         found = [value for block in self.chosen(among).values() for value in block.values()]
         for value in found:
+            # Gradients of frozen parameters are not even computed.
             value.requires_grad_(False)
         try:
             yield

@@ -64,6 +64,7 @@ class AdapterTraining:
         Counting stops at ``enough`` tokens.
         """
         tokens = 0
+        # Counting may need the texts, so it stops as soon as possible.
         for found in self.sequences.tokens(self.used(steps)):
             tokens += found
             if tokens >= enough:
@@ -108,11 +109,13 @@ class AdapterTraining:
         steps: int,
         moments: Moments | None,
     ) -> tuple[dict[str, dict[str, Tensor]], Trained]:
+        # Values of this round, and adapters that are only in the model.
         adapted.set({**start, **self.frozen})
 
         def is_frozen(key: str, name: str) -> bool:
             return key in self.frozen or not self.adapters.trains(name)
 
+        # Only these are in the optimizer, and only these are returned.
         trained_ones = adapted.chosen(lambda key, name: not is_frozen(key, name))
         loop = Loop(
             adapted.whole,
@@ -127,6 +130,7 @@ class AdapterTraining:
             groups=self.groups,
             observer=self._shown if self.observer else None,
         )
+        # Updates of earlier rounds are part of the base while training.
         folded = folded_in(adapted.whole, self.model.family, self.adapters, start)
         with adapted.frozen(is_frozen), folded:
             trained = loop.run(first_step, steps, moments)
@@ -139,6 +143,7 @@ class AdapterTraining:
         assert self.observer is not None
         found: dict[str, dict[str, Tensor]] = {}
         for flat, gradient in gradients.items():
+            # ``flat_name`` joins key and name by the first slash.
             key, _, name = flat.partition("/")
             found.setdefault(key, {})[name] = gradient
         self.observer(step, found)

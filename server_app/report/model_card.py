@@ -97,6 +97,7 @@ def _card(
     *,
     own_code: bool = False,
 ) -> str:
+    # A base that is a pruned model itself needs code too.
     own_code |= has_own_code(model.config)
     base = printable(public_name(model.directory, model.config))
     commit = commit_of(model.directory)
@@ -173,6 +174,7 @@ def _data(settings: RunSettings) -> str:
     data = settings.data
     tuned = settings.tunes
     source = SOURCES[data.origin]
+    # A path could have the form of a name on the hub.
     is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", data.path) and not Path(data.path).exists()
     if data.origin == "hub" and is_name:
         source = f"the dataset `{data.path}` of the Hugging Face hub"
@@ -212,6 +214,7 @@ def _settings(settings: RunSettings) -> dict[str, Any]:
     nested = settings.nested()
     chosen = {key: nested[key] for key in ("method", "seed", "num-clients", "threads", "dtype")}
     private = ("privacy",) if settings.privacy.on else ()
+    # Tables that the method reads; others do not affect the result.
     for name in ("data", *private, *tables_of(settings.method)):
         chosen[name] = {key: value for key, value in nested[name].items() if key not in PATHS}
     return chosen

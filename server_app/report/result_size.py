@@ -63,6 +63,7 @@ def size_of_result(run_directory: Path, *, personal: bool) -> Size | None:
     personal : whether each client has its own model, which a simulation collects
     """
     if personal:
+        # Each client's model has a size of its own.
         own = [_size_of_files(folder, CLIENTS) for folder in (run_directory / CLIENTS).glob("*")]
         if not own:
             return None
@@ -92,6 +93,7 @@ def larger_than_base(base: Size, result: Size | None, settings: RunSettings) -> 
     if result is None or result.is_adapter:
         return []
     more = [
+        # Both values with their ratio.
         f"{shown(now)} {what}, where the base has {shown(then)} ({now / then:.1%})"
         for what, now, then, shown in (
             ("parameters", result.parameters, base.parameters, "{:,.0f}".format),

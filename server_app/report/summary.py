@@ -63,10 +63,12 @@ def save_masks(
     layout = "1 = pruned; one bit per weight, row-major, little-endian in 64-bit words"
     pruned: list[int] = []
 
+    # A generator: masks of one block are in memory at a time.
     def masks() -> Iterator[tuple[str, torch.Tensor]]:
         for block in model.plan.blocks:
             words = masks_of(block.index)
             for linear in block.linears:
+                # Counted while writing, so that masks are read once.
                 pruned.append(count(words[linear.name]))
                 yield linear.parameter, torch.from_numpy(words[linear.name].copy())
 
@@ -96,6 +98,7 @@ class Metric:
         if column not in self.of_clients:
             return self.of_one.get(column)
         values = self.of_clients[column].values()
+        # A column that belongs to single clients is shown as their mean.
         return sum(values) / len(values) if values else None
 
     def over_clients(self, choose: Callable[[Iterable[float]], float]) -> dict[str, float]:
@@ -251,7 +254,9 @@ class Summary:
         """Return the perplexity on a text."""
         losses = self.losses.get(text, {})
         values = {column: perplexity(loss) for column, loss in losses.items() if loss is not None}
+        # With personal models the clients' figures are those of the federated result.
         of_clients = {self._column_of_clients: self.local_perplexities.get(text, {})}
+        # Held-out text has figures of clients only.
         if text == OWN_TEXT:
             of_clients = {
                 column: {
@@ -326,6 +331,7 @@ class Summary:
             "threads": self.threads,
             "device": self.device,
         }
+        # JSON has no NaN; the text next to a number gives the reason.
         write_json(folder.path / "summary.json", finite_values(document))
 
     def _clients(self, folder: RunFolder) -> list[dict[str, Any]]:
@@ -365,5 +371,6 @@ class Summary:
 @cache
 def versions() -> Mapping[str, str]:
     """Return the versions of this program, Python and the libraries that affect a result's bits."""
+    # Local builds, such as ``2.8.0+cpu``, count as their release.
     libraries = {name: version(name).split("+")[0] for name in LIBRARIES}
     return {"espalier": espalier.__version__, "python": platform.python_version(), **libraries}

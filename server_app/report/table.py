@@ -59,6 +59,7 @@ def show(summary: Summary, traffic: Traffic) -> None:
             *_cost(summary, column, traffic),
             end_section=column == rows[-2] and not summary.chances,
         )
+        # A median next to the mean, if a single client distorts it.
         if column == "local_baseline" and (medians := _spoilt(summary)):
             table.add_row("local-baseline (median)", *medians, *["-"] * len(after))
     if summary.chances:
@@ -111,6 +112,7 @@ def _size(summary: Summary, column: str) -> list[str]:
     if found is None or base is None:
         return ["-", "-"]
     on_top = "+" if found.is_adapter else ""
+    # The change of size is shown only for whole models.
     beside = (
         ""
         if found.parameters == base.parameters or on_top

@@ -30,6 +30,7 @@ class MlflowTracker:
         self._metric = Metric
         self._client = MlflowClient(tracking_uri=place)
         experiment = self._experiment((folder.parent / ARTIFACTS).as_uri())
+        # A resumed run continues the same entry.
         found = self._client.search_runs([experiment], f"tags.`{TAG}` = '{folder.name}'")
         if found:
             self._id = found[0].info.run_id
@@ -37,6 +38,7 @@ class MlflowTracker:
             return
         created = self._client.create_run(experiment, run_name=folder.name, tags={TAG: folder.name})
         self._id = created.info.run_id
+        # The store limits the size of a request.
         for few in _batches([Param(key, str(value)) for key, value in parameters.items()]):
             self._client.log_batch(self._id, params=few)
 

@@ -51,6 +51,7 @@ class RunTracking:
 
     def _take(self, event: str, details: Mapping[str, Any]) -> None:
         """Record what an event of the run brings, if it has figures."""
+        # A checkpoint marks the end of a round.
         if event == "checkpoint":
             self._log(self._cost(), details["round"])
         elif event == "measured":
@@ -131,6 +132,7 @@ def final_figures(summary: Summary) -> dict[str, float | None]:
 def known(figures: Mapping[str, float | None]) -> dict[str, float]:
     """Return the finite figures as floats, under names that every tool accepts."""
     return {
+        # Names are used in files and addresses.
         re.sub(r"[^\w ./-]", "_", name, flags=re.ASCII): float(value)
         for name, value in figures.items()
         if isinstance(value, int | float) and math.isfinite(value)

@@ -55,6 +55,7 @@ def pack_adapters(
     packed = {}
     lost = {}
     for name, tensor in tensors.items():
+        # Contiguous, because safetensors stores the memory as it is.
         value = tensor.detach().to("cpu", torch.float32).contiguous()
         before = _fitted((residuals or {}).get(name), value)
         try:
@@ -69,6 +70,7 @@ def pack_adapters(
             raise ProtocolError(
                 f"{name}: training led to numbers that are not finite; lower training.learning-rate"
             ) from None
+    # Sorted, so that equal values have equal bytes and the contract knows the order.
     return save({name: packed[name] for name in sorted(packed)}), lost
 
 
@@ -109,6 +111,7 @@ def read_adapter(
         if wire_dtype == "nf4":
             return nf4.decode(Nf4(read(f"{name}.codes"), read(f"{name}.absmax")), shape)
         found = read(name)
+        # The shape was announced; a message is not trusted to keep it.
         if tuple(found.shape) != tuple(shape):
             raise ValueError(f"is {list(found.shape)}, must be {list(shape)}")
         return _finite(found.to(torch.float32))
@@ -128,6 +131,7 @@ def differences(tensors: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> d
 
 def sums(start: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return ``start`` plus the received differences, in float32, by canonical name."""
+    # In float32, as on the other side: both sides get the same values.
     return {name: start[name] + difference for name, difference in found.items()}
 
 
@@ -135,6 +139,7 @@ def _fitted(residual: Tensor | None, value: Tensor) -> Tensor:
     """Return the residual cropped or padded with zeros to the shape of ``value``."""
     fitted = torch.zeros_like(value)
     if residual is not None:
+        # The common corner: ranks are added or removed at the end.
         common = tuple(slice(min(sizes)) for sizes in zip(residual.shape, value.shape, strict=True))
         fitted[common] = residual[common]
     return fitted

@@ -110,6 +110,7 @@ def read_cut(groups: Groups, blob_of: Callable[[int], bytes]) -> Cut:
         words = unpack_tensors(blob_of(block.index))
         for kind in GROUP_KINDS:
             own = cut[groups.at(block.index, kind)]
+            # A view into ``cut``.
             own[:] = unpack(words[cut_name(kind)], own.shape)
     return cut
 
@@ -145,6 +146,7 @@ class SomeOfEachKindStays:
         for kind in GROUP_KINDS:
             words = tensors[cut_name(kind)]
             number = getattr(self._sizes[key], kind)
+            # Padding bits could carry data past the contract.
             if not has_clean_padding(words, number):
                 raise ProtocolError(f"{key} {kind}: bits are set beyond the last group")
             if unpack(words, (1, number)).all():
@@ -242,12 +244,14 @@ def require_step(groups: Groups, before: Cut, after: Cut, share: float, job: Cut
     ProtocolError
         If a cut group came back, or if the cut is too small or too large.
     """
+    # Cuts are final: adapters of removed rows do not exist any more.
     if (before & ~after).any():
         raise ProtocolError(f"{CUT}: groups that were cut before have come back")
     # A client that lost its importance scores cuts nothing.
     if np.array_equal(before, after):
         return
     for pools, target in groups.targets(share, job.selection):
+        # The cut of each competition, and what a multiple of channels may add to it.
         spent = groups.spent(after, pools)
         room = groups.room(pools, job)
         if spent < target - room:
@@ -259,6 +263,7 @@ def require_step(groups: Groups, before: Cut, after: Cut, share: float, job: Cut
             raise ProtocolError(
                 f"{CUT}: more is cut than the share that was asked for, by a group or more"
             )
+    # Channels are every second pool.
     channels = groups.stay(after)[1::2]
     uneven = (channels % job.channel_multiple != 0) & (channels < groups.counts[1::2])
     if uneven.any():

@@ -47,6 +47,7 @@ def kept_shares(votes: Mapping[str, NDArray], num_voters: int) -> dict[str, Tens
         float32, with the shapes of the weights (FedPrLLM, section 3.2, step 6).
     """
     return {
+        # float32 is exact for any number of voters.
         name: (num_voters - torch.from_numpy(count.astype(np.float32))) / num_voters
         for name, count in votes.items()
     }
@@ -66,6 +67,7 @@ class PrunedMatrix:
     @staticmethod
     def of(weight: Tensor, prune_mask: Tensor, dtype: torch.dtype) -> "PrunedMatrix":
         """Return a pruned matrix, whose weights are rounded to ``dtype`` on their device."""
+        # Rounded on the device, so that half the bytes are transferred.
         kept = weight[~prune_mask].to(dtype).cpu()
         rows, columns = weight.shape
         return PrunedMatrix(pack_tensor(prune_mask), (rows, columns), kept)
@@ -85,6 +87,7 @@ class PrunedMatrix:
 def pack_kept(matrices: Mapping[str, PrunedMatrix]) -> bytes:
     """Serialize a pruned block from its matrices by canonical name."""
     tensors = {}
+    # Sorted, so that equal blocks have equal bytes.
     for name, matrix in sorted(matrices.items()):
         tensors[mask_name(name)] = torch.from_numpy(matrix.words)
         tensors[kept_name(name)] = matrix.kept

@@ -70,9 +70,11 @@ def require_exact_sparsity(
     ProtocolError
         If the sparsity differs, or if bits are set after the last weight.
     """
+    # The number of pruned weights is fixed, so a client cannot weight its vote by pruning more.
     expected = pruned_in_matrix(linear.shape, sparsity, group)
     if not has_clean_padding(words, linear.num_weights):
         raise ProtocolError(f"{key} {linear.name}: bits are set beyond the last weight")
+    # The total first: it is cheap and needs no unpacking.
     if (pruned := count(words)) != expected:
         raise ProtocolError(
             f"{key} {linear.name}: prunes {amounts.count(pruned, 'weight')}, the settings ask for"
@@ -130,6 +132,7 @@ def require_kept(block: BlockPlan, key: str, blob: bytes) -> dict[str, Words]:
         kept = tensors[kept_name(linear.name)]
         if not has_clean_padding(words, linear.num_weights):
             raise ProtocolError(f"{key} {linear.name}: bits are set beyond the last weight")
+        # Otherwise the weights could not be assigned to places.
         if (pruned := count(words)) != linear.num_weights - kept.size:
             expected = linear.num_weights - kept.size
             raise ProtocolError(

@@ -79,6 +79,7 @@ class Manifest(Fields):
 
         It does not depend on how the folder is cut into pieces.
         """
+        # Pieces are left out: the same files can be cut in several ways.
         return sha256(json.dumps([self.names, self.sizes, self.file_sha256]).encode()).hexdigest()
 
     @property
@@ -98,11 +99,13 @@ class Manifest(Fields):
         ProtocolError
             If a check fails, or if a file without weights is too large.
         """
+        # Three lists must describe the same files.
         if not len(self.names) == len(self.sizes) == len(self.file_sha256) <= MAX_FILES:
             raise ProtocolError(
                 f"Manifest: {len(self.names)} files with {len(self.sizes)} sizes and"
                 f" {len(self.file_sha256)} hashes"
             )
+        # No path separators and no code: see ``FILES``.
         if self.names != sorted(set(self.names)) or not all(
             FILES.fullmatch(name) for name in self.names
         ):
@@ -117,6 +120,7 @@ class Manifest(Fields):
             raise ProtocolError(
                 f"Manifest: a file without weights has more than {MAX_BYTES_BESIDE_WEIGHTS} bytes"
             )
+        # The last piece may be smaller.
         if len(self.piece_sha256) != -(-self.num_bytes // self.piece_bytes):
             raise ProtocolError(
                 f"Manifest: {len(self.piece_sha256)} pieces for {self.num_bytes} bytes"
