@@ -152,6 +152,7 @@ class Alignment:
         than others and would dominate raw sums. The divergence is a mean over tokens, so that it
         does not outweigh the distances by the sequence length.
         """
+        # The labels of these batches are sample numbers, see ``numbered``.
         numbers = batch.labels.tolist()
         wanted = [place[number] for number in numbers]
         found = whole(input_ids=self.samples[numbers].to(device), output_hidden_states=True)
@@ -161,6 +162,7 @@ class Alignment:
         for of_student, of_teacher in pairs:
             target = teacher.outputs[of_teacher].of_samples(wanted).to(device, torch.float32)
             made = found.hidden_states[of_student + 1].float()
+            # (samples,)
             errors = (made - target).square().mean(dim=(1, 2))
             total = total + (errors / target.square().mean(dim=(1, 2)).clamp_min(1e-12)).sum()
         last = teacher.last.of_samples(wanted).to(device, next(whole.parameters()).dtype)
@@ -178,6 +180,7 @@ class Alignment:
         for hidden, own in zip(last, logits, strict=True):
             pieces = []
             for some, mine in zip(hidden.split(at_once), own.split(at_once), strict=True):
+                # The student's norm and head are those of the full model, and they are not trained.
                 with torch.no_grad():
                     target = predictions(whole, self.family, some).float().log_softmax(dim=-1)
                 pieces.append(

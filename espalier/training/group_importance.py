@@ -87,6 +87,7 @@ class GroupImportance:
                 size = group_size(self.model.plan, name, kind)
                 total = adapter.linear.shape[side] // size
                 lines = lines_of_groups(self.model.plan, name, kind, total)
+                # Reordered so that the rows of a group follow each other.
                 order = torch.from_numpy(lines.ravel())
                 values = group_importance(
                     _weight(linear), factors, learnt, side, size, self.how.score, order
@@ -115,6 +116,7 @@ class GroupImportance:
         if self.how.score == "mask":
             self._of_masks.clear()
             for index, (kind, name) in product(self._blocks, READERS.items()):
+                # The input of this matrix is the output of the block's heads or channels.
                 module = self.adapted().whole.get_submodule(
                     module_path(self.model.family, index, name)
                 )
@@ -134,12 +136,14 @@ class GroupImportance:
         Their sum is the gradient of a mask on the group.
         """
         given = inputs[0]
+        # Below the lowest adapter no gradient flows back.
         if not given.requires_grad:
             return
         # A hook that refers to its own tensor would keep a step's activations alive.
         values = given.detach()
 
         def add(gradient: Tensor) -> None:
+            # Summed over samples and tokens, then over the features of each group.
             products = (values * gradient).flatten(0, -2).sum(0, dtype=torch.float64)
             own = products.view(-1, size).sum(1)
             self._of_masks[key] = self._of_masks[key] + own if key in self._of_masks else own

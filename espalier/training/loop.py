@@ -161,6 +161,7 @@ class Loop:
 
     def _backward(self, step: int) -> float:
         """Accumulate the gradients of the mean loss over a step's counted tokens, and return it."""
+        # The gradients of the step before.
         for parameter in self.parameters.values():
             parameter.grad = None
         chosen = self.settings
@@ -174,11 +175,13 @@ class Loop:
             self.collate(numbers[i : i + chosen.batch_size])
             for i in range(0, len(numbers), chosen.batch_size)
         ]
+        # Counted over all batches, so that accumulation gives the gradient of one large batch.
         counted = sum(num_counted(batch) for batch in batches)
         total = 0.0
         devices = list(dict.fromkeys(value.device for value in self.parameters.values()))
         device = devices[0]
         for place, batch in enumerate(batches):
+            # Dropout depends only on seed, step and batch, so a repeated step draws the same.
             seed = derive_seed(self.seed, "dropout", server_round=step, block=place)
             with seeded(seed, [one for one in devices if one.type == "cuda"]):
                 summed = self.loss(self._called, batch, device)
@@ -201,6 +204,7 @@ class Loop:
             for name, value in self.parameters.items()
             if value.grad is not None
         }
+        # One norm shows whether any gradient is NaN or infinite.
         norm = nn.utils.get_total_norm(gradients.values())
         finite = math.isfinite(loss) and bool(torch.isfinite(norm))
         self.observer(step, gradients if finite else {})
@@ -214,9 +218,12 @@ class Loop:
             # + mu (w - w_global), the gradient of mu / 2 ||w - w_global||^2 (FedProx, eq. 2)
             if parameter.grad is not None:
                 parameter.grad.add_(parameter.detach() - value, alpha=self.settings.proximal)
+        # Clips the sum, which includes the gradients of penalty and FedProx.
         norm = nn.utils.clip_grad_norm_(list(self.parameters.values()), self.max_gradient_norm)
+        # Neither parameters nor moments change in a skipped step.
         if not (torch.isfinite(norm) and torch.isfinite(torch.tensor(loss))):
             return True
+        # The schedule spans all rounds, so the rate follows from the step and not from this call.
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(group["settings"], step, self.total_steps)
         optimizer.step()

@@ -47,6 +47,7 @@ def counted_predictions(model: Any, batch: Batch, device: torch.device) -> tuple
         given = {"position_ids": batch.position_ids.to(device), "use_cache": False}
     logits = model(input_ids=batch.input_ids.to(device), **given).logits
     labels = batch.labels.to(logits.device)
+    # The logits at a token predict the next one.
     if labels.ndim == 2:
         wanted = labels[:, 1:] != NOT_COUNTED
         logits = logits[:, :-1][wanted]

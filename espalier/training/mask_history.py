@@ -32,6 +32,7 @@ def note_round(
     """
     kept = load(state)
     own = {"round": server_round, "spent": list(spent), "perplexity": perplexity}
+    # A round that is repeated replaces its entry.
     earlier = [entry for entry in kept["rounds"] if entry["round"] < server_round]
     state.save_lasting(HISTORY, kept | {"rounds": [*earlier, own]})
 

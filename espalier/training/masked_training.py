@@ -125,6 +125,7 @@ class MaskedTraining(AdapterTraining):
     ) -> Trained:
         adapted = self.adapted
         adapted.set(start)
+        # A copy, because the optimizer changes the embedding in place.
         embedding = nn.Parameter(self.embedding.to(self.computing.device, torch.float32, copy=True))
         trained = flattened(adapted.parameters) if with_shared else {}
         if self.job.conditioned:
@@ -182,6 +183,7 @@ class MaskedTraining(AdapterTraining):
 
 def of_generator(names: Collection[str], settings: RunSettings) -> Group:
     """Return the group of generator and embedding, with its own constant rate and weight decay."""
+    # As a factor on the table's rate, whose bounds hold for this group too.
     rate = settings.of(SftPSettings).learning_rate / settings.training.learning_rate
     return Group(names, rate, WEIGHT_DECAY, "constant")
 
@@ -211,12 +213,14 @@ class _Draw:
 
     def for_batch(self) -> dict[Gate, Tensor]:
         """Return the gates for the next batch."""
+        # The loop calls this once per batch, ``accumulation`` times per step.
         if self._batches % self._training.settings.training.accumulation == 0:
             self._step += 1
             seed = derive_seed(self._training.seed, "gates", server_round=self._step)
             generator = torch.Generator().manual_seed(seed)
             device = self._training.computing.device
             self._uniform = {
+                # Away from 0 and 1, so that the logarithms of the noise are finite.
                 gate: torch.rand(width, generator=generator).clamp(1e-6, 1 - 1e-6).to(device)
                 for gate, width in self._training.gates.widths.items()
             }
@@ -242,6 +246,7 @@ class _Draw:
     def penalty(self) -> Tensor:
         """Return the budget term lambda R(T(g), target) of the step (equations 13 and 14)."""
         training = self._training
+        # From the numbers of the step's batches, so that the budget is that of the gates in use.
         spent = training.gates.spent(self._gates())
         training.spent.append(float(spent.detach()) / training.target)
         return training.job.strength * log_ratio(spent, training.target)
@@ -330,11 +335,13 @@ def gate_logits(
     """
     common = tensors[GENERATOR_KEY]
     codes = common[CODES]
+    # One row per gate: (gates, embedding + budget + code)
     inputs = torch.cat([own.expand(len(codes), -1), codes], dim=1)
     hidden = nn.functional.linear(inputs, common[TRUNK], common[TRUNK_BIAS])
     hidden = nn.functional.gelu(
         nn.functional.layer_norm(hidden, hidden.shape[1:], common[NORM], common[NORM_BIAS])
     )
+    # The order of the codes' rows.
     gates = [(block.index, kind) for block in plan.blocks for kind in RESIDUAL_KINDS]
     return {
         (index, kind): tensors[shape.head_key(index)][head_name(kind)] @ one

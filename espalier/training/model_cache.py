@@ -47,6 +47,7 @@ def kept_model(
     dropout = settings.lora.dropout
     made_for = (model, computing, settings.training.base, dropout, settings.seed, adapters)
     kept: _Kept | None = getattr(_SHELF, "kept", None)
+    # Dropout is part of the modules, and the seed determines the initial values.
     if kept is None or kept.made_for != made_for:
         # Frees the old model first, because the new one needs as much memory.
         forget_model()
@@ -56,6 +57,7 @@ def kept_model(
     adapted = AdaptedModel(
         kept.adapted.whole, {key: dict(block) for key, block in kept.adapted.parameters.items()}
     )
+    # As after loading, whatever a method did before.
     adapted.whole.eval()
     adapted.set(kept.first)
     for parameter in flattened(adapted.parameters).values():

@@ -80,6 +80,7 @@ def learning_rate(settings: TrainingSettings, step: int, total_steps: int) -> fl
     It is constant, or falls linearly or as half a cosine to zero at step ``total_steps`` and after
     it.
     """
+    # After the last step the rate stays at the end of the schedule.
     done = min(1.0, step / max(1, total_steps))
     if settings.schedule == "linear":
         return settings.learning_rate * (1 - done)

@@ -17,6 +17,7 @@ def packed(sequences: Sequence[Encoded | Marked], max_tokens: int) -> list[Marke
     ----------
     sequences : none is longer than ``max_tokens``
     """
+    # Free tokens and number of each row, sorted.
     rows: list[list[Marked]] = []
     rooms: list[tuple[int, int]] = []
     numbered = (
@@ -25,6 +26,7 @@ def packed(sequences: Sequence[Encoded | Marked], max_tokens: int) -> list[Marke
     )
     for one in sorted(numbered, key=lambda one: -len(one.token_ids)):
         length = len(one.token_ids)
+        # The first row with enough room is the one with the least.
         place = bisect_left(rooms, (length, 0))
         if place < len(rooms):
             room, row = rooms.pop(place)

@@ -78,6 +78,7 @@ class Replacement:
                 paths[name]: value.to(stream.computing.device, torch.float32, copy=True)
                 for name, value in start.items()
             }
+            # The block's own values, in the file's type, are replaced by float32 copies.
             block.load_state_dict(values, strict=False, assign=True)
             parameters = {name: block.get_parameter(path) for name, path in paths.items()}
             for parameter in parameters.values():
@@ -131,6 +132,7 @@ class Replacement:
 
     def _call(self, samples: int) -> Call:
         """Return the block's other arguments for this number of samples, in float32."""
+        # The arguments depend on the samples' shape only, so they are made once per size.
         if samples not in self._calls:
             args, kwargs = self.stretch.stream.start(self.stretch.samples[:samples]).call(
                 self.stretch.start

@@ -72,9 +72,11 @@ class Sequences:
         """
         seen = set[int]()
         for number in numbers:
+            # Padding does not count.
             found = int(self.batch([number]).attention_mask.sum())
             if self.characters:
                 items = getattr(self._item(number), "items", ()) or (number,)
+                # A record that is divided over sequences counts with the first one only.
                 found = min(found, sum(self.characters[item] for item in {*items} - seen))
                 seen.update(items)
             yield found
@@ -205,6 +207,7 @@ def sequences_of_step(num_sequences: int, batch: int, step: int, seed: int) -> l
     """
     places = range(step * batch, (step + 1) * batch)
     orders: dict[int, list[int]] = {}
+    # A new order in each epoch, from seed and epoch alone.
     for epoch in {place // num_sequences for place in places}:
         generator = np.random.default_rng(derive_seed(seed, "order", server_round=epoch))
         orders[epoch] = generator.permutation(num_sequences).tolist()

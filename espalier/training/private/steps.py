@@ -98,12 +98,14 @@ class PrivateSteps:
         ----------
         chosen : numbers of the sequences of each record
         """
+        # Fixed-point numbers, whose sum does not depend on the order of the records.
         total = {
             name: torch.zeros(value.shape, dtype=torch.int64, device=value.device)
             for name, value in self.parameters.items()
         }
         for place, records in enumerate(self._passes(chosen)):
             rows = [number for own in records for number in own]
+            # (sequences,): place of each sequence's record in this pass.
             owner = torch.tensor([at for at, own in enumerate(records) for _ in own])
             batch = self.sequences.batch(rows)
             counted = torch.zeros(len(records)).index_add_(0, owner, _counted(batch))
@@ -112,8 +114,11 @@ class PrivateSteps:
             for name, rows_of_one in of_rows.items():
                 own = rows_of_one.new_zeros(len(records), *rows_of_one.shape[1:])
                 own.index_add_(0, owner.to(own.device), rows_of_one)
+                # Divided by the counted tokens, so that a long record is not clipped more than a
+                # short one.
                 shape = (-1, *[1] * (own.ndim - 1))
                 parts[name] = own / counted.clamp(min=1).to(own.device).view(shape)
+            # The norm is over all tensors of a record together.
             for name, whole in clipped(_on_one_device(parts), self.clip_norm).items():
                 total[name] += whole.sum(dim=0).to(total[name].device)
         return total
@@ -191,6 +196,7 @@ class PrivateSteps:
             yield
         finally:
             hooks.remove_hooks()
+            # Opacus leaves its attributes on the parameters.
             for parameter in self.parameters.values():
                 for left in ("grad_sample", "_forward_counter", "_current_grad_sample"):
                     if hasattr(parameter, left):
