@@ -224,6 +224,7 @@ def _require_other_split(settings: RunSettings, task: Task) -> None:
     The name ``all`` stands for every split of a dataset.
     """
     split = _training_split(settings, task)
+    # The parts of a split such as ``train[:10%]+test``, without their ranges.
     names = {re.split(r"[\[(]", part)[0].strip() for part in split.split("+")}
     if names & {task.hub.test, "all"}:
         raise InputError(

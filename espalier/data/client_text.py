@@ -219,8 +219,10 @@ def sample_groups(
     tokens = TokenPieces(own, encode, piece_characters=1)
     begins = [piece.start for piece in tokens.pieces]
     firsts = [piece.first for piece in tokens.pieces]
+    # Signed, for the -1 below.
     labels = own.label_numbers.astype(np.int64)
     lowest = np.minimum.reduceat(labels, firsts)
+    # (pieces,): the group of a piece, or -1 if its passages are from several groups.
     groups = np.where(lowest == np.maximum.reduceat(labels, firsts), lowest, -1)
     length = data.sequence_length
     if drawn:

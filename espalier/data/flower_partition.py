@@ -76,6 +76,7 @@ class FlowerPartition:
             "partition_by": column,
             "seed": derive_seed(self.seed, "partition"),
         }
+        # Only what the class accepts; the run's own arguments take precedence.
         given = {name: value for name, value in own.items() if name in accepted}
         columns = {ROW: np.arange(len(labels)), column: values_of(names)[labels]}
         owners = np.full(len(labels), NOBODY)
@@ -105,6 +106,7 @@ class FlowerPartition:
                 f" to {number} or less"
             )
         taken = owners != NOBODY
+        # (2, pairs): one pair per group if no group is divided.
         pairs = np.unique(np.stack([labels[taken], owners[taken]]), axis=1)
         if self.grouped and pairs.shape[1] > len(np.unique(labels[taken])):
             raise self._wrong(

@@ -59,6 +59,7 @@ class Partition:
         records = list(records)
         dealt = [list[L]() for _ in range(self.num_clients)]
         if self.kind in ("by-field", "by-group"):
+            # In alphabetical order, so that the order of the file does not matter.
             labels = sorted({record.label for record in records})
             owners = {label: place % self.num_clients for place, label in enumerate(labels)}
             for record in records:
@@ -86,6 +87,7 @@ class Partition:
         """
         names = list(labels)
         if self.kind in ("by-field", "by-group"):
+            # As in ``shares``.
             order = {label: place for place, label in enumerate(sorted(names))}
             chosen = np.array([order[label] % self.num_clients == client for label in names])
             return lambda points, of: chosen[of]
@@ -100,6 +102,7 @@ class Partition:
                 owners = np.searchsorted(
                     ends[label], points[here].astype(np.float64) / 2.0**64, side="right"
                 )
+                # The last client has a point that was rounded to 1, see ``_owner``.
                 mine[here] = np.minimum(owners, self.num_clients - 1) == client
             return mine
 

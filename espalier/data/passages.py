@@ -54,6 +54,7 @@ def parts(data: bytes | bytearray, first: int, end: int) -> Iterator[tuple[int, 
 
 def text_parts(passage: str) -> Iterator[str]:
     """Yield the parts of a passage in memory."""
+    # Short enough, whatever characters it consists of.
     if MAX_BYTES * len(passage) <= LONGEST_PASSAGE:
         yield passage
         return

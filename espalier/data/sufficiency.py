@@ -126,6 +126,7 @@ def _begins_with_items(settings: RunSettings, node: NodeSettings) -> bool:
     columns = settings.data.columns if node.simulated else node.data_columns
     source = replace(items_in(task, node.data_path), columns_of=columns_of(columns))
     items = islice(source.items(), FIRST_ITEMS)
+    # A client needs one item that is not held out.
     return any(not is_held_out(item.text) for item in items)
 
 

@@ -36,6 +36,7 @@ class TextSource:
         whole = digest(record.text)
         group = digest(label_of(row, self.group_field, "data.group")) if self.group_field else None
         for passage in passages(record.text):
+            # The hash of a whole record is known already.
             own = whole if passage == record.text else digest(passage)
             label = group.hex() if group else record.label
             yield Unit(passage, own, group or whole, group or own, label)

@@ -99,6 +99,7 @@ class TokenPieces:
         name = f"pieces-{of_encoder}" if (of_encoder := identity_of(encode)) else ""
         if name and piece_characters:
             name = f"{name}-{piece_characters}"
+        # Another tokenizer or another size of the pieces cuts elsewhere, hence the name.
         known = passages.load(name) if name and isinstance(passages, Remembering) else None
         if known is None:
             known = self._counted()
@@ -114,6 +115,7 @@ class TokenPieces:
         """Return ``length`` tokens from each start: (places, length), int64."""
         found = torch.empty(len(starts), length, dtype=torch.int64)
         firsts = [piece.start for piece in self.pieces]
+        # In ascending order, so that each piece is encoded once.
         for place in with_progress(
             sorted(range(len(starts)), key=lambda place: starts[place]), "encoding samples"
         ):
@@ -152,9 +154,11 @@ class TokenPieces:
             piece = self.pieces[number]
             last = number + 1 == len(self.pieces)
             following = None if last else self.pieces[number + 1]
+            # The context's passages too, which are encoded again.
             passages = list(
                 self.passages[piece.context : None if following is None else following.first]
             )
+            # Number of passages of the context.
             split = piece.first - piece.context
             before = self._before(passages[:split])
             context = before[: len(before) - piece.moved]
@@ -221,11 +225,13 @@ class TokenPieces:
         context = _context_of(body)
         before = self._before(body[len(body) - context :])
         blanks = len(before) - len(before.rstrip())
+        # The blanks at the cut may belong to either side; the first division that works is taken.
         for moved in range(min(blanks, MAX_MOVED) + 1):
             stem = before[: len(before) - moved]
             rest = before[len(before) - moved :]
             alone = _encoded(self.encode, stem, ending)
             together = _encoded(self.encode, before + passage[:LONGEST_CONTEXT], ending)
+            # The stem's tokens must not change with what follows them.
             if not alone or together[: len(alone)] != alone:
                 continue
             piece = Piece(number, number - context, moved, 0)
@@ -320,5 +326,6 @@ def _context_of(passages: Sequence[str]) -> int:
 
 def _in_file(number: int, folder: Path | None) -> Tokens:
     """Return an array of ``number`` tokens that is mapped from an unnamed file of this process."""
+    # The array keeps the file, which has no name, until it is freed.
     with tempfile.TemporaryFile(dir=folder) as file:
         return np.memmap(file, dtype=np.int64, mode="w+", shape=(number,))

@@ -29,6 +29,7 @@ def own_records(name: str, client: int, num_clients: int) -> list[Record]:
     """
     text = BUILT_IN[name]
     place = client % len(text.SOURCES)
+    # Number of clients that have this source: every ``len(text.SOURCES)``-th, rounded up.
     sharers = -(-(num_clients - place) // len(text.SOURCES))
     records = (
         Record(passage) for one in text.texts(text.SOURCES[place]) for passage in passages(one)

@@ -68,6 +68,7 @@ held out (see ``Unit``). ``start`` and ``length`` are the record's place in its 
 (``rows.Place``), and ``file`` the file's number. ``place`` is the unit's number within the record,
 and ``label`` the index of its label.
 """
+# The bytes of a ``ROW``. Hashes keep their byte order, therefore ``>u8`` above.
 _PACKED = struct.Struct("<32s8sQQ8sIII")
 
 Rows = NDArray[Any]
@@ -201,8 +202,10 @@ class CorpusIndex(Generic[T]):
             places = np.stack([rows[name].astype("u8") for name in ("file", "start", "length")])
             here = slice(first, first + len(rows))
             labels[here] = rows["label"]
+            # A row begins a record if its place differs from that of the row before.
             begins[here] = (places != np.hstack([last, places[:, :-1]])).any(axis=0)
             last = places[:, -1:]
+        # (rows,): number of each row's record.
         records = np.cumsum(begins) - 1
         mine = np.zeros(int(begins.sum()), bool)
         mine[deal.records_of(client, labels[begins], self.labels)] = True
@@ -287,6 +290,7 @@ class Indexed(Sequence[T]):
                 waiting.append((place, list(of_record)))
                 yield place
 
+        # ``file.at`` reads some places ahead, so the units of each wait in a queue.
         for record in file.at(places(), source.columns):
             place, units = waiting.popleft()
             # Lines have a first byte and a length, rows of tables a number.
@@ -328,6 +332,7 @@ class Indexed(Sequence[T]):
         """Return the value that ``keep`` stored under this name, or None if there is none."""
         if (folder := self.corpus.folder) is None:
             return None
+        # A document that is missing or damaged is computed anew.
         with suppress(OSError, ValueError, KeyError, TypeError):
             document = read_json((folder / f"{name}-{self.sha256[:32]}.json").read_text())
             if document["sha256"] == _sha256_of(document["value"]):
@@ -372,6 +377,7 @@ def open_corpus(source: Source[T], root: Path) -> CorpusIndex[T]:
         kept = _kept(source, folder, state)
         if kept is None:
             _make(source, folder, state)
+            # With the state of now: files that changed while they were read have no index.
             kept = _kept(source, folder, _state(source))
         if kept is None:
             raise source.files[0].changed()

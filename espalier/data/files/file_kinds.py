@@ -59,6 +59,7 @@ def kind_refused(head: bytes) -> str:
     for beginning, description in _BEGINNINGS:
         if head.startswith(beginning) and (beginning not in _NEVER_IN_TEXT or _is_binary(head)):
             return description
+    # A tar archive begins with the name of a file, so its signature is further on.
     if head[TAR_AT : TAR_AT + 5] == b"ustar":
         return UNPACK.format("a tar archive")
     for name, is_encoded in _WITHOUT_MARK:

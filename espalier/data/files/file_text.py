@@ -64,6 +64,7 @@ class FileText(Sequence[str]):
             for number in range(first, end):
                 start, behind = self._places[number : number + 2]
                 data = os.pread(file.file.fileno(), behind - start, start)
+                # Checked after reading, so that no part is from a changed file.
                 if status_of(at_home(self._path)) != self._state:
                     raise InputError(
                         f"{self._path}: the file changed while it was read; start the run again"
@@ -77,6 +78,7 @@ class FileText(Sequence[str]):
         waiting = bytearray()
         empty = True
         for block in blocks(file):
+            # Only what cannot be cut yet stays in memory.
             waiting += block
             place = 0
             for first, _, following in full_parts(waiting, 0, len(waiting)):

@@ -106,6 +106,7 @@ def _at(
     """
     with opened(rows.path, rows.keys) as file:
         if file.packed:
+            # Offsets count unpacked bytes, so the rows are read from the beginning.
             yield from RowFile.at(rows, places)
             return
         for start, length in places:

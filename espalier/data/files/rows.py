@@ -115,6 +115,7 @@ class RowFile(ABC):
 
     def num_bytes(self) -> int:
         """Return the size of the file, or of all files of a folder, in bytes."""
+        # The size is the first of each file's properties.
         return sum(self.state()[:: len(STATUS)])
 
     def changed(self) -> EspalierError:

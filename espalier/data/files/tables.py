@@ -101,6 +101,7 @@ class _Lines(Iterator[str]):
         waiting = b""
         start = file.skip_mark()
         for block in blocks(file):
+            # The rest of the last line may be in the next block.
             *whole, rest = (waiting + block).split(b"\n")
             for line in whole:
                 yield self._text(line + b"\n", start)
@@ -217,9 +218,11 @@ class DatasetRows(ArrowRows):
             tables = found.iter(ROWS_AT_ONCE)
             yield from _sliced(batch for table in tables for batch in table.to_batches())
             return
+        # Whoever reads a batch takes the places in it, so ``wanted.next`` is behind it afterwards.
         while wanted.next is not None:
             first = wanted.next[0]
             table = found[first : first + ROWS_AT_ONCE]
+            # The dataset has fewer rows than before; ``at`` reports it.
             if not table.num_rows:
                 return
             yield first, table

@@ -70,6 +70,7 @@ def chat_items(
     room for anything before it loses its end.
     """
     whole = [
+        # A first token has no loss: nothing before it predicts it.
         Encoded(one.token_ids[:end], end - max(start, 1))
         for item in with_progress(items, "tokenising test items")
         for one in chat_sequences(model, item, template)

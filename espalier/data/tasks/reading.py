@@ -92,8 +92,10 @@ def unit_of(item: Item, group: str = "") -> Unit[Item]:
     ----------
     group : value that the item has in common with others that it is not separated from
     """
+    # All texts that a model reads or has to write, so that only equal items are duplicates.
     parts = (digest(text) for text in (*item.contexts, *item.options, item.gold))
     own = hashlib.sha256(b"".join(parts)).digest()
+    # The group or else the question decides client and side, whatever the answer.
     key = digest(group or item.text)
     return Unit(item, own, key, key, key.hex() if group else item.label)
 

@@ -111,6 +111,7 @@ def cut_written(encoded: Encoded, max_tokens: int) -> Encoded:
     if encoded.answer_tokens < max_tokens:
         return Encoded(encoded.token_ids[-max_tokens:], encoded.answer_tokens)
     prompt = len(encoded.token_ids) - encoded.answer_tokens
+    # The answer keeps one half of the tokens and the end of the prompt the other.
     kept = max_tokens // 2
     return Encoded(encoded.token_ids[max(0, prompt - (max_tokens - kept)) : prompt + kept], kept)
 

@@ -49,6 +49,7 @@ def _item(record: Fields, field: str, messages: Sequence[tuple[str, str]], first
         raise record.refused(
             field, "has no message of the assistant", "add the answer, or remove the record"
         )
+    # The first message that is an answer and is not part of the prompt.
     start = roles.index("assistant", first)
     if not start:
         raise record.refused(

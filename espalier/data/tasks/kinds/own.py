@@ -35,6 +35,7 @@ def classification(template: str, labels: Sequence[str]) -> Task:
             _delimiter(template),
             labels[label],
             texts=(prompt,),
+            # The labels are the run's, so the answer counts as one character of the record.
             own_characters=characters + 1,
         )
 
