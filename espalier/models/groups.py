@@ -115,6 +115,7 @@ class Groups:
         kind in a block compete.
         """
         pools = range(2 * self.blocks.start, 2 * self.blocks.stop)
+        # A block has two pools, so adjacent pools compete.
         length = {"block": 2, "kind": 1}.get(selection, len(pools))
         return [pools[first : first + length] for first in range(0, len(pools), length)]
 
@@ -127,6 +128,7 @@ class Groups:
     def wanted(self, job: CutSettings) -> float:
         """Return the requested pruning ratio as a fraction of the groups that may be removed."""
         return (
+            # The ratio is of all groups; what is returned is of those that may be removed.
             job.pruning_ratio * int(self.costs.sum()) / self._total(self.competitions("global")[0])
         )
 
@@ -149,12 +151,14 @@ class Groups:
         One attention group stays. Of the channels ``channel_multiple`` stay, or all if there are
         fewer.
         """
+        # Odd pools are those of channels.
         least = np.ones_like(self.counts)
         least[1::2] = job.channel_multiple
         return np.minimum(least, self.counts)
 
     def room(self, pools: range, job: CutSettings) -> int:
         """Return the number of parameters by which a multiple of channels may miss the target."""
+        # Up to one channel less than a multiple per pool.
         channels = self.pool_costs[_slice(pools)][[pool % 2 == 1 for pool in pools]]
         return (job.channel_multiple - 1) * int(channels.sum())
 

@@ -208,6 +208,8 @@ class Structure:
         for block in self.blocks:
             below = inner.blocks[block.source]
             kept = {
+                # Numbers of this structure count what ``inner`` keeps, so they are translated to
+                # the base's.
                 kind: tuple(below.kept(kind)[number] for number in block.kept(kind))
                 for kind in KINDS
             }
@@ -215,6 +217,7 @@ class Structure:
         added = tuple(
             name for name in ADDED_BIASES if name in {*self.added_biases, *inner.added_biases}
         )
+        # Without a cut of residual dimensions both kinds of norm compute the same.
         if self.norm_of_read != inner.norm_of_read and self.cuts_residual and inner.cuts_residual:
             raise InputError(
                 "structure: the two models that are put together have other norms (norm_of_read);"
@@ -305,6 +308,7 @@ class Structure:
 def sizes_of(plan: ModelPlan, block: BlockPlan) -> Sizes:
     """Return the number of groups and residual dimensions of each kind in a block."""
     shapes = {linear.name: linear.shape for linear in block.linears}
+    # A fused matrix gives the same numbers: a group has rows in each of its parts.
     keys = "attn.k" if "attn.k" in shapes else "attn.qkv"
     up = "mlp.up" if "mlp.up" in shapes else "mlp.gateup"
     return Sizes(
@@ -393,6 +397,7 @@ def kept_indices(
     if len(kept) == total:
         return None
     lines = lines_of_groups(plan, linear, kind, total)
+    # Sorted, because in a fused matrix the lines of a group are not adjacent.
     return kept if lines.shape[1] == 1 else np.sort(lines[list(kept)].ravel()).tolist()
 
 
@@ -403,6 +408,7 @@ def lines_of_groups(plan: ModelPlan, linear: str, kind: str, total: int) -> NDAr
     """
     parts = []
     start = 0
+    # Only rows are fused, and those belong to groups.
     for part in FUSED.get(linear, (linear,)) if kind in GROUP_KINDS else (linear,):
         size = group_size(plan, part, kind)
         parts.append(start + np.arange(total * size).reshape(total, size))

@@ -69,6 +69,7 @@ def agreement_and_chance(one: Masks, other: Masks) -> tuple[float, float]:
     for gate, mask in one.items():
         a = float(mask.double().mean())
         b = float(other[gate].double().mean())
+        # a b + (1 - a)(1 - b): both masks keep the dimension, or both cut it.
         chance += len(mask) * (a * b + (1 - a) * (1 - b))
     return alike / dimensions, chance / dimensions
 

@@ -62,6 +62,7 @@ class PersonalOutcome(Outcome[R]):
         root = NodeSettings().state_root()
         folder = run.folder.path / CLIENTS
         for seat in self.summary.roster.seats.values():
+            # There is none if the clients do not keep their models.
             written = PrivateState(root, run.lineage, seat.site, {}).own_model
             if written.is_dir():
                 folder.mkdir(exist_ok=True)

@@ -131,6 +131,7 @@ def rounding_notes(summary: Summary) -> list[str]:
     requested sparsity.
     """
     job = summary.settings.of(PruningSettings)
+    # A pattern has an exact sparsity.
     if job.pattern:
         return []
     plan = summary.model.plan

@@ -63,6 +63,7 @@ class StructuredOutcome(Outcome[SmallerResult]):
         small = result.model
         form = self._form(small)
         zeros = {} if form == "zero-filled" else zero_biases(small)
+        # A key of the configuration adds biases to more matrices than need one.
         parameters = small.plan.num_parameters + sum(
             math.prod(bias.shape) for bias in zeros.values()
         )

@@ -35,6 +35,7 @@ def measure_items(
     settings = run.settings
     summary.tests = {"number": len(tests.encoded), "cut": num_cut(settings, run.model, tests)}
     adapted = AdaptedModel.load(run.model, run.computing, settings, adapters)
+    # The initial adapters leave the base unchanged, since B is zero.
     base = adapted.values()
     run.progress.begin("testing", len(columns))
     for column, tensors in columns.items():

@@ -276,6 +276,7 @@ def summands(server_round: int, plan: ModelPlan, run: RunSettings) -> SumSpecs:
         own = votes_specs(block, run.num_clients)
         for linear in block.linears if changes else ():
             scale = kept_scale(linear)
+            # With a sign and room for all clients, so that the sum does not overflow.
             bits = signed_bits(scale.exponent + scale.fraction_bits, run.num_clients)
             own[kept_name(linear.name)] = SumSpec(linear.num_weights, bits)
         found[block_key(block.index)] = own

@@ -109,6 +109,7 @@ def possible(key: str, blob: bytes, most: int) -> None:
         fits = is_possible(sums, signed=True) and is_possible(squares, signed=False)
         if fits:
             total = as_floats(sums, FRACTION_BITS)
+            # (sum x)^2 <= tokens * sum x^2 for every channel.
             energy = as_floats(squares, FRACTION_BITS)
             # The small term allows for the rounding of numbers near 0.
             most_energy = energy * tokens * (1 + ROUNDING) + tokens * 2.0**-40

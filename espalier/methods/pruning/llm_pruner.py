@@ -236,6 +236,7 @@ def equation_specs(
         places = [(block.index, kind) for block in plan.blocks for kind in job.rescaled]
     else:
         places = equation_places(plan, cut, job)
+    # Only groups that stay have equations.
     staying = {place: int((~cut[groups.at(*place)]).sum()) for place in places}
     return {
         equation_key(*place): {
@@ -257,6 +258,7 @@ def require_sendable(plan: ModelPlan, job: LlmPrunerSettings) -> None:
     for block in plan.blocks:
         for kind in job.rescaled:
             number = getattr(sizes_of(plan, block), kind)
+            # float32
             if (size := 4 * triangle_size(number)) > MAX_BYTES:
                 raise ProtocolError(
                     f"rescale = '{job.rescale}': the normal equations of {number} {kind} of a block"
@@ -372,6 +374,7 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     if request.header.server_round > 1:
         return _equations(request, plan, run).contract(request, run)
     specs = score_specs(plan, run)
+    # Only signed sums of weight times gradient can be negative.
     lowest = -np.inf if job.element == "signed" else 0.0
     reply = Reply(
         specs=specs,

@@ -30,6 +30,7 @@ def of_round(adapters: AdapterPlan, run: RunSettings, server_round: int) -> Adap
 
 def of_all_rounds(adapters: AdapterPlan, run: RunSettings) -> AdapterPlan:
     """Return these adapters with all factors that are trained in any round."""
+    # Factors that alternate do so from round to round, so two rounds show all of them.
     first, second = (run.of(AdapterAveraging).trained_factors(number) for number in (1, 2))
     return adapters.with_factors(tuple(name for name in FACTORS if name in first + second))
 
