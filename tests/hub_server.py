@@ -53,14 +53,14 @@ class Hub:
         kind, revision, *file = parts[2:]
         if revision not in ("main", self.commit, COMMIT):
             return 404, {"X-Error-Code": "RevisionNotFound"}, b""
+        commit = self.commit if revision == "main" else revision
         if api and kind == "revision":
-            return 200, {}, _json({"id": REPOSITORY, "sha": self.commit, "siblings": []})
+            return 200, {}, _json({"id": REPOSITORY, "sha": commit, "siblings": []})
         if api:
             return 200, {}, _json([self._entry(path) for path in self._files()])
         if self.gated and token != f"Bearer {TOKEN}":
             return 403, {"X-Error-Code": "GatedRepo"}, b""
         data = (self.folder / Path(*file)).read_bytes()
-        commit = self.commit if revision == "main" else revision
         return 200, {"X-Repo-Commit": commit, "ETag": f'"{hash(data):x}"'}, data
 
     def take(self, path: str, token: str, body: bytes) -> tuple[int, dict[str, str], bytes]:

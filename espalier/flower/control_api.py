@@ -12,17 +12,20 @@ def answers(superlink: str) -> bool:
 
     With or without TLS. No certificate is verified, because nothing but an empty request is sent.
     """
-    return any(_answers(f"{scheme}://{superlink}{PATH}") for scheme in ("http", "https"))
+    # A server with TLS answers plain HTTP too, with an error that says nothing about its paths.
+    for scheme in ("https", "http"):
+        if (status := _status(f"{scheme}://{superlink}{PATH}")) is not None:
+            return status not in REFUSED
+    return False
 
 
-def _answers(url: str) -> bool:
+def _status(url: str) -> int | None:
     import httpx
 
     try:
         # No proxy: the question is about this machine's own way to the address.
         with httpx.Client(verify=False, timeout=SECONDS, trust_env=False) as client:
-            status = client.post(url, content=b"").status_code
+            return client.post(url, content=b"").status_code
     except (httpx.HTTPError, OSError):
         # The server speaks gRPC, or there is none.
-        return False
-    return status not in REFUSED
+        return None
