@@ -4,6 +4,7 @@ A library that the build damaged fails here.
 """
 
 import importlib
+from importlib.metadata import entry_points
 
 LIBRARIES = (
     "torch",
@@ -17,14 +18,8 @@ LIBRARIES = (
     "jinja2",
     "matplotlib.backends.backend_svg",
 )
-FLOWER = (
-    "flwr.cli.app",
-    "flwr.superlink.cli",
-    "flwr.supernode.cli",
-    "flwr.supercore.cli",
-    "flwr.server",
-    "flwr.clientapp",
-)
+PROGRAMS = ("flwr", "flower-superlink", "flower-supernode", "flwr-serverapp", "flwr-clientapp")
+"""Commands of Flower; that of simulations needs Ray, which the image does not have."""
 FAMILIES = (
     "llama", "mistral", "qwen2", "qwen3", "granite", "smollm3", "olmo2", "gemma2", "gemma3",
     "phi3", "mixtral", "qwen3_moe", "opt", "bert", "roberta",
@@ -33,7 +28,9 @@ FAMILIES = (
 if __name__ == "__main__":
     for name in (
         *LIBRARIES,
-        *FLOWER,
         *(f"transformers.models.{family}.modeling_{family}" for family in FAMILIES),
     ):
         importlib.import_module(name)
+    for program in PROGRAMS:
+        (script,) = entry_points(group="console_scripts", name=program)
+        script.load()

@@ -13,12 +13,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
 from espalier.environment.loopback import past_proxies
-from espalier.errors import EspalierError, InputError, tell
+from espalier.errors import InputError, tell
 from espalier.flower.programs import (
     DEFAULT_HOST,
     NODE_CONFIG,
@@ -151,6 +150,9 @@ def _check(words: Sequence[str], port: int, warm_seconds: float, max_idle_megaby
     # Flower silently ignores unknown keys and what it cannot read, so they are checked here.
     if (config := value_of(NODE_CONFIG, words)) is not None:
         parse_node(read_node_config(config))
+    # Of a file that it cannot read, Flower shows a traceback.
+    if (key := value_of(PRIVATE_KEY, words)) is not None:
+        private_key(key, PRIVATE_KEY)
     if not 0 < warm_seconds <= MAX_WARM_SECONDS:
         raise InputError(
             f"--warm-seconds {warm_seconds:g}: must be above 0 and at most {MAX_WARM_SECONDS}"
@@ -168,10 +170,7 @@ def _log_of(words: Sequence[str]) -> SupernodeLog:
     """Return the filter for the SuperNode's log, which states as whom the node connects."""
     config = value_of(NODE_CONFIG, words)
     key = value_of(PRIVATE_KEY, words) or ""
-    shown = ""
-    # ``flower-supernode`` itself reports what is wrong with the key.
-    with suppress(EspalierError):
-        shown = fingerprint(private_key(key).public_key()) if key else ""
+    shown = fingerprint(private_key(key, PRIVATE_KEY).public_key()) if key else ""
     return SupernodeLog(
         claimed_name(read_node_config(config)) if config else "",
         value_of("--superlink", words) or "at Flower's default address",

@@ -32,6 +32,8 @@ PRIVATE = ".key"
 PUBLIC = ".key.pub"
 """Suffixes of a site's key files, after the site's name."""
 CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
+PUBLIC_KEY = (b"ssh-", b"ecdsa-", b"sk-")
+"""First bytes of public keys in OpenSSH format."""
 MAX_BYTES = 16_384
 """Maximum number of bytes that are read of a key file."""
 MAKE_ONE = "make one with espalier keys DIRECTORY --site NAME"
@@ -40,12 +42,15 @@ PublicKeys = Mapping[str, ec.EllipticCurvePublicKey]
 """Public keys by site name."""
 
 
-def private_key(path: str) -> ec.EllipticCurvePrivateKey:
+def private_key(path: str, setting: str = "site-key") -> ec.EllipticCurvePrivateKey:
     """Read a site's private key.
+
+    ``setting`` is the key or option that names the file.
 
     Raises InputError if the file cannot be read, other users can read it, or a SuperNode does not
     accept the key. Nothing of its content is quoted.
     """
+    named = f"{setting} {path}" if setting.startswith("--") else f"{setting} = {path!r}"
     try:
         with open(at_home(path), "rb") as file:
             # The status of the open file: the path may be changed in between.
@@ -53,28 +58,27 @@ def private_key(path: str) -> ec.EllipticCurvePrivateKey:
             data = file.read(MAX_BYTES)
     except OSError as error:
         raise InputError(
-            f"site-key = {path!r}: cannot be read ({error.strerror}); name the site's private key"
+            f"{named}: cannot be read ({error.strerror}); name the site's private key"
         ) from None
+    if data.startswith(PUBLIC_KEY):
+        raise InputError(
+            f"{named}: is a public key; name the private key of the pair, which has no .pub"
+        )
     # A file of another user, for instance root in a container, is not for this user to change.
     if status.st_uid == os.getuid() and status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise InputError(
-            f"site-key = {path!r}: other users of this machine can read it; run: chmod 600 {path}"
-        )
+        raise InputError(f"{named}: other users of this machine can read it; run: chmod 600 {path}")
     try:
         key = load_ssh_private_key(data, None)
     except TypeError:
         raise InputError(
-            f"site-key = {path!r}: the key has a passphrase, which a node cannot enter; name a"
+            f"{named}: the key has a passphrase, which a node cannot enter; name a"
             " key without a passphrase"
         ) from None
     except (ValueError, IndexError, NotImplementedError, UnsupportedAlgorithm):
-        raise InputError(
-            f"site-key = {path!r}: is not a private key in OpenSSH format; {MAKE_ONE}"
-        ) from None
+        raise InputError(f"{named}: is not a private key in OpenSSH format; {MAKE_ONE}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, CURVES):
         raise InputError(
-            f"site-key = {path!r}: is not an ECDSA key on a curve that a SuperNode accepts;"
-            f" {MAKE_ONE}"
+            f"{named}: is not an ECDSA key on a curve that a SuperNode accepts; {MAKE_ONE}"
         )
     return key
 

@@ -169,8 +169,16 @@ def warn_of_open_control_api(address: str) -> None:
 
 
 def warn_of_answering_control_api(superlink: str) -> None:
-    """Print a warning if runs can be started at the address that a site uses."""
-    if control_api.answers(superlink):
+    """Print a warning if runs can be started at the address that a site uses.
+
+    Also if nothing listens there.
+    """
+    if not listens(superlink, control_api.SECONDS):
+        tell(
+            f"warning: nothing listens at {superlink}, so whether runs can be started there was not"
+            " checked; correct --superlink, or repeat this when the SuperLink is running"
+        )
+    elif control_api.answers(superlink):
         tell(
             f"warning: {superlink}, to which this site connects, also accepts runs"
             " from everyone who can reach it. Ask the operator of the federation to make the"

@@ -8,7 +8,8 @@ from importlib.util import find_spec
 from espalier.errors import InputError
 from espalier.settings.run import RunSettings
 
-INSTALL = "install Espalier with its extra nf4 (pip install -e '.[nf4]') or bitsandbytes itself"
+EXTRA = "pip install -c constraints.txt -e '.[{}]'"
+INSTALL = f"install Espalier with its extra nf4 ({EXTRA.format('nf4')}) or bitsandbytes itself"
 WITHOUT_BITSANDBYTES = (
     f"training.base = 'nf4': bitsandbytes is not installed on this machine; {INSTALL}, or set"
     " training.base to 'bfloat16'"
@@ -32,7 +33,7 @@ def require_libraries(settings: RunSettings) -> None:
     if settings.privacy.on and find_spec("opacus") is None:
         raise InputError(
             f"privacy.epsilon = {settings.privacy.epsilon:g}: opacus is not installed on this"
-            " machine; install Espalier with its extra privacy (pip install -e '.[privacy]') or"
+            f" machine; install Espalier with its extra privacy ({EXTRA.format('privacy')}) or"
             " opacus itself, or set privacy.epsilon = 0"
         )
     if find_spec("bitsandbytes") is not None:
@@ -58,6 +59,6 @@ def require_tracking(settings: RunSettings) -> None:
         return
     raise InputError(
         f"tracking = {tool!r}: the package {tool} is not installed on this machine; install"
-        f" Espalier with its extra (pip install -e '.[{tool}]') or the package itself (pip install"
-        f" {PACKAGES.get(tool, tool)}), or set tracking = 'none'"
+        f" Espalier with its extra ({EXTRA.format(tool)}) or the package itself"
+        f" (pip install {PACKAGES.get(tool, tool)}), or set tracking = 'none'"
     )

@@ -20,6 +20,7 @@ from espalier.launch import addresses
 from espalier.launch.addresses import (
     listens_elsewhere,
     require_own_superlink,
+    warn_of_answering_control_api,
     warn_of_open_control_api,
 )
 
@@ -85,6 +86,17 @@ def test_silent_and_non_http_are_no_control_api() -> None:
         assert not answers(f"127.0.0.1:{port}")
         thread.join()
     assert not answers(f"127.0.0.1:{port}")
+
+
+def test_warning_says_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(403) as address:
+        warn_of_answering_control_api(address)
+        assert capsys.readouterr().err == ""
+    warn_of_answering_control_api(address)
+    assert f"warning: nothing listens at {address}, so" in capsys.readouterr().err
+    with serving(200) as address:
+        warn_of_answering_control_api(address)
+        assert "also accepts runs from everyone" in capsys.readouterr().err
 
 
 def test_other_addresses_of_machine_are_tried(

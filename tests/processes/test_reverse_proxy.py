@@ -8,6 +8,7 @@ import shlex
 import shutil
 import socket
 import ssl
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from deployment import (
     BIN,
     environment,
     espalier,
+    espalier_command,
+    eventually,
     flwr,
     free_ports,
     process,
@@ -32,10 +35,11 @@ from tiny_model import save_tiny_llama
 from typer.testing import CliRunner
 
 from espalier.flower import programs
+from espalier.flower.control_api import answers
 from espalier.flower.programs import sites_share_port
 
 ROOT = Path(__file__).parent.parent.parent
-SITE = "hospital-a"
+SITE, OTHER = "hospital-a", "hospital-b"
 LARGE_BODY = 64 * 1024**2
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 
@@ -83,6 +87,8 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
             "--site",
             SITE,
             "--site",
+            OTHER,
+            "--site",
             "stranger",
         ).returncode
         == 0
@@ -113,38 +119,59 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
             stack.enter_context(process(nginx, folder, "nginx", environment(folder / "flower"))),
         )
         found = Proxied(folder, superlink, proxy)
-        key = folder / "federation" / "server" / "sites" / f"{SITE}.key.pub"
-        flwr(found.home("owner", superlink), "supernode", "register", str(key), "it")
+        for site in (SITE, OTHER):
+            key = folder / "server" / "sites" / f"{site}.key.pub"
+            flwr(found.home("owner", superlink), "supernode", "register", str(key), "it")
         yield found
 
 
-def test_authenticated_site_runs_through_proxy(proxied: Proxied, tmp_path: Path) -> None:
+def node_command(proxied: Proxied, key_of: str, folder: Path) -> list[str]:
+    """Return the command of a node that claims to be ``SITE`` and has the key of a site."""
+    own = proxied.folder / "federation" / "sites" / key_of
+    key = own / f"{key_of}.key"
+    return [
+        str(BIN / "espalier"), "node", "--superlink", f"localhost:{proxied.proxy}",
+        "--root-certificates", str(own / "ca.crt"), "--auth-supernode-private-key", str(key), "--node-config",
+        f'site="{SITE}" site-key="{key}" model-path="{folder}/model" data-path="{folder}/notes.txt" '
+        f'state-dir="{folder}/state-{key_of}" min-tokens=1',
+    ]  # fmt: skip
+
+
+def test_only_the_authenticated_site_runs_through_proxy(proxied: Proxied, tmp_path: Path) -> None:
+    """Another registered node that claims the site's name is refused."""
     save_tiny_llama(tmp_path / "model")
     for name, seed in (("notes", 1), ("public", 2)):
         (tmp_path / f"{name}.txt").write_text(private_text(seed) * 4)
-    own = proxied.folder / "federation" / "sites" / SITE
-    node = [
-        str(BIN / "espalier"), "node", "--superlink", f"localhost:{proxied.proxy}", "--root-certificates", str(own / "ca.crt"),
-        "--auth-supernode-private-key", str(own / f"{SITE}.key"), "--node-config",
-        f'site="{SITE}" model-path="{tmp_path}/model" data-path="{tmp_path}/notes.txt" state-dir="{tmp_path}/state" '
-        "min-tokens=1",
-    ]  # fmt: skip
     words = [
         "fedprllm", f"model={tmp_path}/model", "data.source=files", f"data.path={tmp_path}/notes.txt", "num-clients=1",
         "quorum=1.0", "data.num-samples=2", "data.sequence-length=16", f"evaluation.texts=public={tmp_path}/public.txt",
         "evaluation.sequence-length=32", "evaluation.max-samples=2", "evaluation.local-baseline=false", "threads=1",
+        f"site-keys={proxied.folder}/server/sites",
+        "--app", str(ROOT), "--superlink", f"localhost:{proxied.superlink}", "--root-certificates", str(proxied.authority),
     ]  # fmt: skip
-    with process(node, tmp_path, "node", environment(tmp_path / "flower")):
-        reached = (
-            "--superlink",
-            f"localhost:{proxied.superlink}",
-            "--root-certificates",
-            str(proxied.authority),
-        )
-        done = espalier(tmp_path, "run", *words, "--app", str(ROOT), *reached)
-    assert done.returncode == 0, done.stdout + done.stderr
+    env = environment(tmp_path / "flower")
+    refused = f"claims to be {SITE}, but does not have the key of {SITE} in site-keys"
+    log = tmp_path / "run.log"
+    with ExitStack() as stack:
+
+        def start(command: list[str], name: str) -> subprocess.Popen[bytes]:
+            return stack.enter_context(process(command, tmp_path, name, env))
+
+        start(node_command(proxied, OTHER, tmp_path), "other")
+        run = start(espalier_command(tmp_path, "run", *words)[0], "run")
+        eventually(lambda: refused in log.read_text() or run.poll() is not None)
+        start(node_command(proxied, SITE, tmp_path), "node")
+        eventually(lambda: run.poll() is not None)
+    assert run.returncode == 0, log.read_text()
+    assert refused in log.read_text()
     (summary,) = proxied.folder.glob("runs/*/summary.json")
     assert [client["site"] for client in json.loads(summary.read_text())["clients"]] == [SITE]
+
+
+def test_sites_are_not_warned_of_the_proxy(proxied: Proxied) -> None:
+    """It answers plain HTTP too, with an error; only the SuperLink's own port takes runs."""
+    assert not answers(f"localhost:{proxied.proxy}")
+    assert answers(f"localhost:{proxied.superlink}")
 
 
 def test_large_body_reaches_superlink(proxied: Proxied) -> None:

@@ -176,7 +176,9 @@ def test_missing_package_is_refused_before_anything_starts(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, tool: str
 ) -> None:
     monkeypatch.setattr("espalier.settings.libraries.find_spec", lambda _: None)
-    with pytest.raises(InputError, match=rf"tracking = '{tool}'.*pip install -e '\.\[{tool}\]'"):
+    with pytest.raises(
+        InputError, match=rf"tracking = '{tool}'.*pip install -c constraints.txt -e '\.\[{tool}\]'"
+    ):
         bench.run(tracking=tool)
     assert not (bench.folder / "runs").exists()
 

@@ -83,7 +83,7 @@ def test_a_private_key_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     [
         (b"", "is not a private key in OpenSSH format; make one with espalier keys"),
         (b"secret", "is not a private key in OpenSSH format"),
-        (public(KEY), "is not a private key in OpenSSH format"),
+        (public(KEY), "is a public key; name the private key"),
         (
             KEY.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
             "is not a private key in OpenSSH format",
@@ -100,6 +100,17 @@ def test_what_is_none_is_refused_and_not_quoted(tmp_path: Path, data: bytes, wor
         private_key(path)
     assert str(caught.value).startswith(f"site-key = {path!r}: ")
     assert "secret" not in str(caught.value)
+
+
+def test_a_public_key_is_named_as_such(tmp_path: Path) -> None:
+    """Its permissions would otherwise be called wrong first."""
+    path = tmp_path / "a.key.pub"
+    path.write_bytes(public(KEY))
+    path.chmod(0o644)
+    with pytest.raises(EspalierError, match="is a public key; name the private key of the pair"):
+        private_key(str(path))
+    with pytest.raises(EspalierError, match=r"^--key \S+: is a public key"):
+        private_key(str(path), "--key")
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o620])

@@ -10,5 +10,5 @@ def require_gguf(to: str = "gguf") -> None:
     if find_spec("gguf") is None:
         raise InputError(
             f"--to {to}: the library gguf is not installed on this machine; install the extra"
-            " (pip install 'espalier[gguf]')"
+            " (pip install -c constraints.txt -e '.[gguf]')"
         )

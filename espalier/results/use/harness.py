@@ -27,8 +27,8 @@ from espalier.results.use.sources import Source, require_text_model, sources_of
 
 Json = dict[str, Any]
 MISSING = (
-    "lm-evaluation-harness is not installed here; install the extra:"
-    " pip install 'espalier[lm-eval]' (in a checkout: pip install -e '.[lm-eval]')"
+    "lm-evaluation-harness is not installed here; install the extra"
+    " (pip install -c constraints.txt -e '.[lm-eval]')"
 )
 
 

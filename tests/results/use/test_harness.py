@@ -121,7 +121,7 @@ def test_missing_harness_is_told(
 ) -> None:
     monkeypatch.setattr("espalier.results.use.harness.find_spec", lambda _: None)
     assert main(document(run, records)) == 2
-    assert "pip install 'espalier[lm-eval]'" in capsys.readouterr().err
+    assert "pip install -c constraints.txt -e '.[lm-eval]'" in capsys.readouterr().err
 
 
 def test_repeated_evaluation_replaces_the_earlier_one(run: Path) -> None:
