@@ -11,10 +11,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from flwr.cli.app import app as flwr_command
-from flwr.cli.flower_config import parse_superlink_connection
-from flwr.common.config import parse_config_args
-from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
+from flower_parts import (
+    flwr_command,
+    parse_config_args,
+    parse_superlink_connection,
+    supernode_parser,
+)
 from typer.testing import CliRunner
 
 from espalier.cli.command import _parser
@@ -122,9 +124,7 @@ def test_espalier_takes_the_words(command: list[str]) -> None:
     given, further = _parser().parse_known_args(command[1:])
     # Options that ``espalier node`` does not know are for flower-supernode.
     if given.command == "node":
-        assert (
-            _parse_args_run_supernode().parse_args(further).superlink == "server.example.org:9092"
-        )
+        assert supernode_parser().parse_args(further).superlink == "server.example.org:9092"
         return
     assert not further
     if given.command == "keys":

@@ -201,6 +201,20 @@ def test_private_flower_is_imported_in_one_room() -> None:
     assert found == []
 
 
+def test_tests_import_private_flower_in_one_place() -> None:
+    found = [
+        (file, module)
+        for folder in ("tests", "benchmarks", "docker")
+        for file in (ROOT / folder).rglob("*.py")
+        for module in imports_of(file)
+        if module.split(".")[0] == "flwr"
+        and file.parent != ROOT / "tests" / "flower"
+        and file != ROOT / "tests" / "flower_parts.py"
+        and not f"{module}.".startswith(FLOWER_S_INTERFACE)
+    ]
+    assert found == []
+
+
 def test_every_python_file_lies_in_a_room() -> None:
     rooms = {file for _, file in files()}
     packages = (

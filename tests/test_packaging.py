@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from flwr.cli.build import build_fab_from_disk
+from flower_parts import build_fab_from_disk
 from packaging.requirements import Requirement
 
 builders = pytest.importorskip(

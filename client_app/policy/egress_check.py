@@ -4,7 +4,7 @@ Every reply of this ClientApp is checked before it is sent, and logged.
 
 Covers: all replies of this ClientApp. A reply that does not match the contract of its request
 (other tensors, shapes, dtypes or fields, too many bytes) is replaced by a failure reply that names
-the mismatch. A reply that needs approval waits for it (``hold``). Each reply that leaves is logged
+the mismatch. A reply that needs approval waits for it (``approval``). Each reply that leaves is logged
 with time, run, round, kind, tensor names, dtypes, shapes, bytes and SHA-256, in a hash chain. A
 reply that cannot be logged does not leave.
 
@@ -34,7 +34,7 @@ def egress(site: Site, body: MessageBody, waits_until: float) -> RecordDict:
     Raises
     ------
     StillHeldError
-        There was no decision on the reply until ``waits_until``, on the clock of ``hold``. Flower
+        There was no decision on the reply until ``waits_until``, on the clock of ``approval``. Flower
         reports an error to the server, which asks again.
     """
     assert site.request is not None

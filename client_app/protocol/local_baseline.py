@@ -18,7 +18,7 @@ BASELINE = "local-baseline"
 def make_local_baseline(
     site: Site, request: MessageBody, make: Callable[[PrivateState], dict[str, Any]]
 ) -> MessageBody:
-    """Answer an ``alone`` request: call ``make`` and store its result for ``kept_alone``."""
+    """Answer an ``alone`` request: call ``make`` and store its result for ``stored_local_baseline``."""
 
     def work(state: PrivateState) -> AloneReport:
         started = time.monotonic()

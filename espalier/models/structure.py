@@ -447,7 +447,7 @@ def as_ranges(numbers: Sequence[int]) -> str:
 
 
 MAX_NUMBERS = 1 << 24
-"""Maximum length of a range; no model has as many groups of a kind in a block."""
+"""Maximum number of numbers in a text; no model has as many groups of a kind in a block."""
 
 
 def from_ranges(text: str) -> Numbers:
@@ -466,7 +466,7 @@ def from_ranges(text: str) -> Numbers:
             raise ValueError(text)
         start = int(match[1])
         stop = int(match[2] or match[1]) + 1
-        if stop - start > MAX_NUMBERS:
+        if len(numbers) + stop - start > MAX_NUMBERS:
             raise ValueError(text)
         numbers += range(start, stop)
     return tuple(numbers)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from bench import Bench, summary
+from flower_parts import ErrorCode
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.common.constant import ErrorCode
 from in_process import InProcessGrid
 
 from espalier.errors import NOT_LOADED

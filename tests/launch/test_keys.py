@@ -23,11 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 from cryptography.x509.verification import PolicyBuilder, Store
-from flwr.cli.supernode.register import try_load_public_key
-from flwr.supernode.cli.flower_supernode import (
-    _parse_args_run_supernode,
-    _try_setup_client_authentication,
-)
+from flower_parts import client_authentication, supernode_parser, try_load_public_key
 
 from espalier.cli.command import main
 from espalier.identity.site_keys import private_key, public_keys
@@ -199,10 +195,8 @@ def test_who_has_the_authority_shakes_hands(made: Path, tmp_path: Path, name: st
 
 def test_flower_takes_a_pair(made: Path) -> None:
     folder = made / "sites" / "a"
-    given = _parse_args_run_supernode().parse_args(
-        ["--auth-supernode-private-key", str(folder / "a.key")]
-    )
-    pair = _try_setup_client_authentication(given)
+    given = supernode_parser().parse_args(["--auth-supernode-private-key", str(folder / "a.key")])
+    pair = client_authentication(given)
     assert pair is not None
     form = (Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     assert pair[1].curve.name == "secp384r1"

@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from flwr.cli.app import app as flwr_command
+from flower_parts import flwr_command
 from typer.testing import CliRunner
 
 from espalier.flower.programs import sites_share_port

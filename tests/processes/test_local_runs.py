@@ -13,7 +13,7 @@ import psutil
 import pytest
 from bench import private_text
 from deployment import BIN, environment, espalier, free_ports, process, wait_for_port
-from flwr.cli.build import build_fab_from_disk
+from flower_parts import build_fab_from_disk
 from tiny_model import save_tiny_llama
 
 from espalier.flower.load_faults import unshared_app

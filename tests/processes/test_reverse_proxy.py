@@ -30,7 +30,7 @@ from deployment import (
     superlink_options,
     wait_for_port,
 )
-from flwr.cli.app import app as flwr_command
+from flower_parts import flwr_command
 from tiny_model import save_tiny_llama
 from typer.testing import CliRunner
 

@@ -32,7 +32,7 @@ class Outcome:
     pruned: float
     """Pruning ratio p_t after the round."""
     importance: float
-    """Importance I(B_total) of the LoRA modules, see ``factor_importance.comparable``."""
+    """Importance I(B_total) of the LoRA modules, see ``pruning_kernels.lora.importance``."""
     seconds: float
     """Duration T_i of the round in seconds, measured or by the virtual clock."""
     arrived: bool = False
