@@ -163,7 +163,7 @@ REPORTS: dict[str, Report | None] = {
     "membership": None,
 }
 """Report of a study, by the longest beginning of its name; None if a study only writes its own."""
-PARTS = ("-curves", "-devices")
+PARTS = ("-curves", "-devices", "-energy")
 """Endings of files that belong to the study without this ending."""
 
 

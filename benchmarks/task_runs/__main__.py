@@ -20,6 +20,7 @@ from benchmarks.reporting.rows import Rows
 from benchmarks.smaller.bench import Bench
 from benchmarks.study_command import add_arguments, chosen, exit_status, new_parser
 from benchmarks.task_runs.arms import ARMS, BASE, COMMON, LORA, TASKS
+from benchmarks.task_runs.energy import rows_beside
 from benchmarks.task_runs.equal_bytes import rounds_within
 from benchmarks.task_runs.report import write_report
 from benchmarks.task_runs.study import FIGURES, KEYS, measure_arms
@@ -82,7 +83,7 @@ def _work(given: argparse.Namespace) -> None:
     rows = Rows(path.with_suffix(".csv"), KEYS, FIGURES, conditions)
     private = [Path(given.data.format(client=client)) for client in range(CLIENTS)]
     bench = Bench(common, given.model, private, given.seeds, given.work.absolute())
-    measure_arms(bench, rows, str(given.public), names, rounds)
+    measure_arms(bench, rows, str(given.public), names, rounds, rows_beside(path, conditions))
     write_report(given.task, rows, conditions, path, given.equal)
 
 

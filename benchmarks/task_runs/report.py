@@ -10,6 +10,7 @@ from benchmarks.reporting.panels import picture, seeds_note, title_of
 from benchmarks.reporting.rows import Row, Rows
 from benchmarks.reporting.tables import head_of, mean_and_spread
 from benchmarks.task_runs.arms import ARMS, BASE, LORA
+from benchmarks.task_runs.energy import energy_section
 from benchmarks.task_runs.study import ALONE, DENSE, FIGURES
 from espalier.results.style import GREY, STUDY_WIDTH, look_of, new_figure, save_figure
 
@@ -97,6 +98,7 @@ def write_report(
         lines += paired_table(by_seed, PAIRS, scores, "score", digits=3)
     title = f"Tuning methods on {task}: loss against bytes, equal {equal}"
     lines += [picture(path, title), ""]
+    lines += energy_section(path, conditions)
     path.with_suffix(".md").write_text("\n".join(lines))
     _plot(title_of(path, title), rows, path)
 

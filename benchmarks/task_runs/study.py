@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.reporting.rows import Rows
 from benchmarks.smaller.bench import Bench
 from benchmarks.task_runs.arms import ARMS, Arm
+from benchmarks.task_runs.energy import add_energy
 
 KEYS = ("seed", "arm")
 SCORES = ("loss", "acc", "acc_norm")
@@ -36,6 +37,7 @@ def measure_arms(
     public: str,
     names: Sequence[str],
     rounds: Mapping[str, int],
+    energy: Rows,
 ) -> None:
     """Measure the arms that are missing, seed by seed.
 
@@ -46,15 +48,19 @@ def measure_arms(
     public : path of the text on which FedSODA's server aligns, and from which pruning takes samples
     names : arms to measure, in this order
     rounds : number of rounds of arms that do not have that of the settings
+    energy : energy of each rank, of arms that report it; also of runs that exist
     """
     for seed in bench.seeds:
         for name in names:
-            if not rows.missing(iter([{"seed": seed, "arm": name}])):
-                continue
             arm = ARMS[name]
+            first = {"seed": seed, "arm": name, "round": 1, "rank": 1}
+            lacks = arm.settings["method"] == "hetlora" and energy.missing(iter([first]))
+            if not lacks and not rows.missing(iter([{"seed": seed, "arm": name}])):
+                continue
             if name in rounds:
                 arm = replace(arm, settings={**arm.settings, "federation.rounds": rounds[name]})
             runs = _runs(bench, seed, public, name, arm)
+            add_energy(energy, seed, name, runs[-1])
             document = json.loads((runs[-1] / "summary.json").read_text())
             if not ARMS[name].first:
                 _add(rows, seed, DENSE, _scores(document, "dense"))
@@ -62,7 +68,7 @@ def measure_arms(
             alone = _scores(document, "local_baseline")
             if any(value is not None for value in alone.values()):
                 _add(rows, seed, ALONE, alone)
-            _add(rows, seed, name, _scores(document, "federated") | _costs(runs))
+            _add(rows, seed, name, {**_scores(document, "federated"), **_costs(runs)})
 
 
 def _runs(bench: Bench, seed: int, public: str, name: str, arm: Arm) -> list[Path]:

@@ -11,11 +11,12 @@ from task_records import RECORDS
 from benchmarks.reporting.rows import Rows
 from benchmarks.smaller.bench import Bench
 from benchmarks.task_runs import arms
+from benchmarks.task_runs.energy import rows_beside
 from benchmarks.task_runs.report import write_report
 from benchmarks.task_runs.study import FIGURES, KEYS, measure_arms
 
 CONDITIONS = {"model": {"name": "tiny"}}
-ARMS = ("FedPETuning", "LLM-Pruner, FedPETuning, 20%")
+ARMS = ("FedPETuning", "LLM-Pruner, FedPETuning, 20%", "HetLoRA")
 
 
 @pytest.fixture
@@ -30,6 +31,8 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     short = {"data.sequence-length": 16, "data.num-samples": 2, "evaluation.sequence-length": 16}
     short |= {"llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0}
     monkeypatch.setitem(arms.ARMS, ARMS[1], replace(pruned, first=pruned.first | short))
+    ranked = {"method": "hetlora", "hetlora.ranks": "1,2"}
+    monkeypatch.setitem(arms.ARMS, "HetLoRA", arms.Arm(ranked))
     short = {
         "federation.rounds": 1, "training.steps": 1, "training.batch-size": 1, "lora.rank": 2,
         "evaluation.sequence-length": 16, "evaluation.max-samples": 2,
@@ -50,7 +53,8 @@ def test_rows_are_the_scores_of_the_runs(
     (tmp_path / "public.txt").write_text(private_text(0) + private_text(1))
     path = tmp_path / "out" / "task-runs-boolq"
     rows = Rows(path.with_suffix(".csv"), KEYS, FIGURES, CONDITIONS)
-    measure_arms(bench, rows, str(tmp_path / "public.txt"), ARMS, {})
+    energy = rows_beside(path, CONDITIONS)
+    measure_arms(bench, rows, str(tmp_path / "public.txt"), ARMS, {}, energy)
     found = {row["arm"]: row for row in rows.rows}
     assert list(found) == ["dense", "chance", "a client alone", *ARMS]
     (run,) = (bench.work / "0-FedPETuning" / "runs").iterdir()
@@ -70,9 +74,15 @@ def test_rows_are_the_scores_of_the_runs(
         "benchmarks.smaller.bench.run_method", lambda *_: pytest.fail("an arm was measured twice")
     )
     again = Rows(path.with_suffix(".csv"), KEYS, FIGURES, CONDITIONS)
-    measure_arms(bench, again, "", ARMS, {})
+    measure_arms(bench, again, "", ARMS, {}, energy)
     assert again.rows == rows.rows
     write_report("boolq", again, CONDITIONS, path)
     text = path.with_suffix(".md").read_text()
     assert "| dense |" in text
+    # One round; the larger rank is 2.
+    assert [(row["arm"], row["round"], row["rank"]) for row in energy.rows] == [
+        ("HetLoRA", "1", "1"), ("HetLoRA", "1", "2"),
+    ]  # fmt: skip
+    assert sum(float(row["share"]) for row in energy.rows) == pytest.approx(1, abs=1e-5)
+    assert "| HetLoRA, 1 |" in text
     assert path.with_suffix(".png").exists()
