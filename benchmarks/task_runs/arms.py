@@ -58,9 +58,10 @@ def _het(aggregation: str, rank_weights: str) -> Settings:
 
 
 def _spine(ratio: float, **other: Any) -> Arm:
-    """Return FedSpine; ``other`` are settings of its table."""
+    """Return FedSpine; ``other`` are settings of its table. Its clients score their own models."""
     named = {f"fedspine.{key.replace('_', '-')}": value for key, value in other.items()}
-    return Arm({"method": "fedspine", "fedspine.pruning-ratio": ratio, **named})
+    scored = {"method": "fedspine", "evaluation.local-baseline": True}
+    return Arm({**scored, "fedspine.pruning-ratio": ratio, **named})
 
 
 COMPETING = {"score": "mask", "normalise": False, "selection": "global"}
@@ -86,7 +87,7 @@ ARMS: dict[str, Arm] = {
     "Fed-SB": Arm({**FED_SB, "lora.rank": 32, "lora.alpha": 64.0}),
     "Fed-SB, rank 64": Arm({**FED_SB, "lora.rank": 64, "lora.alpha": 128.0}),
     "FedSODA": Arm(SODA),
-    "SFT-P, 20%": Arm({"method": "sft-p", "sft-p.pruning-ratio": 0.2, "sft-p.learning-rate": 3e-3}),
+    "SFT-P, 20%": Arm({"method": "sft-p", "evaluation.local-baseline": True, "sft-p.pruning-ratio": 0.2, "sft-p.learning-rate": 3e-3}),
     "FedSpine, 20%": _spine(0.2),
     "LLM-Pruner, FedPETuning, 20%": Arm({"method": "fedpetuning"}, _fixed("llm-pruner", 0.2)),
     "FedOT": Arm({
@@ -101,7 +102,7 @@ ARMS: dict[str, Arm] = {
     "FedSODA, never aligned": Arm({**SODA, "fedsoda.pre-align-steps": 0, "fedsoda.realign-every": 0}),
     "FedSODA, aligned before": Arm({**SODA, "fedsoda.realign-every": 0}),
     "FedSODA, aligned between": Arm({**SODA, "fedsoda.pre-align-steps": 0}),
-    "SFT-P, 50%": Arm({"method": "sft-p", "sft-p.pruning-ratio": 0.5, "sft-p.learning-rate": 3e-3}),
+    "SFT-P, 50%": Arm({"method": "sft-p", "evaluation.local-baseline": True, "sft-p.pruning-ratio": 0.5, "sft-p.learning-rate": 3e-3}),
     "FedSpine, 50%": _spine(0.5),
     "LLM-Pruner, FedPETuning, 50%": Arm({"method": "fedpetuning"}, _fixed("llm-pruner", 0.5)),
     **{f"FedSpine, {name}, {ratio}%": _spine(ratio / 100, allocation="fixed", **settings)
