@@ -57,11 +57,15 @@ def _het(aggregation: str, rank_weights: str) -> Settings:
     }
 
 
+def _personal(method: str, settings: Settings) -> Arm:
+    """Return a method whose clients end with models of their own, and score them."""
+    return Arm({"method": method, "evaluation.local-baseline": True, **settings})
+
+
 def _spine(ratio: float, **other: Any) -> Arm:
-    """Return FedSpine; ``other`` are settings of its table. Its clients score their own models."""
+    """Return FedSpine; ``other`` are settings of its table."""
     named = {f"fedspine.{key.replace('_', '-')}": value for key, value in other.items()}
-    scored = {"method": "fedspine", "evaluation.local-baseline": True}
-    return Arm({**scored, "fedspine.pruning-ratio": ratio, **named})
+    return _personal("fedspine", {"fedspine.pruning-ratio": ratio, **named})
 
 
 COMPETING = {"score": "mask", "normalise": False, "selection": "global"}
@@ -87,7 +91,7 @@ ARMS: dict[str, Arm] = {
     "Fed-SB": Arm({**FED_SB, "lora.rank": 32, "lora.alpha": 64.0}),
     "Fed-SB, rank 64": Arm({**FED_SB, "lora.rank": 64, "lora.alpha": 128.0}),
     "FedSODA": Arm(SODA),
-    "SFT-P, 20%": Arm({"method": "sft-p", "evaluation.local-baseline": True, "sft-p.pruning-ratio": 0.2, "sft-p.learning-rate": 3e-3}),
+    "SFT-P, 20%": _personal("sft-p", {"sft-p.pruning-ratio": 0.2, "sft-p.learning-rate": 3e-3}),
     "FedSpine, 20%": _spine(0.2),
     "LLM-Pruner, FedPETuning, 20%": Arm({"method": "fedpetuning"}, _fixed("llm-pruner", 0.2)),
     "FedOT": Arm({
@@ -102,7 +106,7 @@ ARMS: dict[str, Arm] = {
     "FedSODA, never aligned": Arm({**SODA, "fedsoda.pre-align-steps": 0, "fedsoda.realign-every": 0}),
     "FedSODA, aligned before": Arm({**SODA, "fedsoda.realign-every": 0}),
     "FedSODA, aligned between": Arm({**SODA, "fedsoda.pre-align-steps": 0}),
-    "SFT-P, 50%": Arm({"method": "sft-p", "evaluation.local-baseline": True, "sft-p.pruning-ratio": 0.5, "sft-p.learning-rate": 3e-3}),
+    "SFT-P, 50%": _personal("sft-p", {"sft-p.pruning-ratio": 0.5, "sft-p.learning-rate": 3e-3}),
     "FedSpine, 50%": _spine(0.5),
     "LLM-Pruner, FedPETuning, 50%": Arm({"method": "fedpetuning"}, _fixed("llm-pruner", 0.5)),
     **{f"FedSpine, {name}, {ratio}%": _spine(ratio / 100, allocation="fixed", **settings)
