@@ -469,6 +469,12 @@ def test_a_bound_below_0_is_refused() -> None:
         ),
         ([], 0, 0.0, "--warm-seconds 0: must be above 0"),
         (["--host", "0.0.0.0"], 0, 1.0, "--host: espalier node sets this option itself"),
+        (
+            ["--auth-supernode-private-key", "/no/key"],
+            0,
+            1.0,
+            "--auth-supernode-private-key /no/key: cannot be read",
+        ),
         ([], 65536, 1.0, "--port 65536: must be from 1 to 65535"),
         (
             ["--node-config", 'site="a" require-approval = "tensors"'],

@@ -19,6 +19,7 @@ from typing import Any
 from flower_parts import flwr_command
 from typer.testing import CliRunner
 
+from espalier.flower import programs
 from espalier.flower.programs import sites_share_port
 from espalier.launch.addresses import free_port
 
@@ -34,6 +35,18 @@ def superlink_options(control: int, fleet: str) -> list[str]:
     options = ["--disable-runtime-dependency-installation", "--host", "127.0.0.1", "--port"]
     options.append(str(control))
     return options if sites_share_port() else [*options, "--fleet-api-address", fleet]
+
+
+def secured_superlink(own: Path, database: Path, control: int, fleet: str) -> list[str]:
+    """Return the command of a SuperLink with TLS and node authentication.
+
+    ``own`` is the folder ``server`` that ``espalier keys`` makes.
+    """
+    return [
+        str(BIN / programs.SUPERLINK), *superlink_options(control, fleet), "--enable-supernode-auth",
+        "--database", str(database), "--ssl-ca-certfile", str(own / "ca.crt"),
+        "--ssl-certfile", str(own / "server.pem"), "--ssl-keyfile", str(own / "server.key"),
+    ]  # fmt: skip
 
 
 def environment(home: Path) -> dict[str, str]:

@@ -27,14 +27,13 @@ from deployment import (
     flwr,
     free_ports,
     process,
-    superlink_options,
+    secured_superlink,
     wait_for_port,
 )
 from flower_parts import flwr_command
 from tiny_model import save_tiny_llama
 from typer.testing import CliRunner
 
-from espalier.flower import programs
 from espalier.flower.control_api import answers
 from espalier.flower.programs import sites_share_port
 
@@ -100,12 +99,7 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
         "127.0.0.1:9093", f"127.0.0.1:{superlink}"
     )
     (folder / "reverse-proxy.conf").write_text(conf)
-    own = folder / "server"
-    command = [
-        str(BIN / programs.SUPERLINK), *superlink_options(superlink, ""), "--enable-supernode-auth",
-        "--database", str(folder / "superlink.db"), "--ssl-ca-certfile", str(own / "ca.crt"),
-        "--ssl-certfile", str(own / "server.pem"), "--ssl-keyfile", str(own / "server.key"),
-    ]  # fmt: skip
+    command = secured_superlink(folder / "server", folder / "superlink.db", superlink, "")
     with ExitStack() as stack:
         link = stack.enter_context(
             process(command, folder, "superlink", environment(folder / "flower"))
@@ -146,7 +140,7 @@ def test_only_the_authenticated_site_runs_through_proxy(proxied: Proxied, tmp_pa
         "fedprllm", f"model={tmp_path}/model", "data.source=files", f"data.path={tmp_path}/notes.txt", "num-clients=1",
         "quorum=1.0", "data.num-samples=2", "data.sequence-length=16", f"evaluation.texts=public={tmp_path}/public.txt",
         "evaluation.sequence-length=32", "evaluation.max-samples=2", "evaluation.local-baseline=false", "threads=1",
-        f"site-keys={proxied.folder}/server/sites",
+        f"site-keys={proxied.folder}/server/sites", "enrol-seconds=1800",
         "--app", str(ROOT), "--superlink", f"localhost:{proxied.superlink}", "--root-certificates", str(proxied.authority),
     ]  # fmt: skip
     env = environment(tmp_path / "flower")

@@ -1,4 +1,4 @@
-"""Prune masks of a block as a blob, one bit per weight, alone or with the kept weights.
+"""Masks of a block's weights as a blob, one bit per weight, alone or with the kept weights.
 
 The kept weights are a flat tensor in row-major order of the matrix, in the dtype of the model's
 files. In bfloat16 at 50% sparsity, mask and weights take 9 bits per weight of the matrix; the dense
