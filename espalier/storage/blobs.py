@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from espalier.errors import EspalierError, InputError
-from espalier.storage.atomic import replacing, write_bytes
+from espalier.storage.atomic import replacing, sync_directory, write_bytes
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -58,6 +58,7 @@ class BlobStore:
                 digest.update(piece)
                 file.write(piece)
         unfinished.replace(self.path(digest.hexdigest()))
+        sync_directory(self.root)
         return digest.hexdigest()
 
     @contextmanager

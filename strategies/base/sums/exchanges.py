@@ -134,9 +134,7 @@ class SecureSum:
             self._require(server_round, len(included), session.order, "sent masked sums")
             self.rounds.require_quorum(len(included), "sent masked sums", quorum_of)
             needed = session.order.neighbourhood.threshold
-            # 2.
             # 2. No secret is asked for before it is sure that all of them can be rebuilt.
-            # No secret is asked for before it is sure that all of them can be rebuilt.
             lacking = [
                 owner for owner in session.members if len(session.readers(owner, included)) < needed
             ]
@@ -270,7 +268,8 @@ class SecureSum:
     def _drop_unreadable(self, session: OpenSession, lacking: list[int]) -> bool:
         """Drop the clients whose shares others could not read; return True if there are any."""
         found = False
-        # Only owners without enough readers: a single false claim drops nobody.
+        # Owners with enough readers stay, so a false claim drops an owner only if other clients
+        # failed too. Who is right cannot be told apart without revealing a share.
         for owner in lacking:
             readers = [one for one, names in session.unreadable.items() if owner in names]
             if readers:
