@@ -12,7 +12,7 @@ from espalier.hf.structured.selection import open_cut
 from espalier.messages.blobs.cuts import cut_specs, scales_of
 from espalier.messages.message import NoFields
 from espalier.messages.parts import parts_of
-from espalier.messages.tensor_blobs import pack_tensors
+from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.models.plan import block_key
 from espalier.models.structure import BlockStructure
 from espalier.settings.pruning import StructuredSettings
@@ -38,6 +38,8 @@ class CutResult(RunResult):
         self.scaled = tuple(scaled)
         self.blobs: list[str] = []
         """Hash of each block's blob."""
+        self._opened: tuple[list[str], OpenedModel] | None = None
+        """Model and the hashes of the blobs with which it was opened."""
 
     def stored(self) -> list[str]:
         """Return the hashes of all blobs that the state names."""
@@ -70,31 +72,32 @@ class CutResult(RunResult):
 
     @property
     def model(self) -> OpenedModel:
-        """Smaller model."""
-        return open_cut(self.base, self.blob, self.biases)
+        """Smaller model; it is opened once for the same decision."""
+        if self._opened is None or self._opened[0] != self.blobs:
+            self._opened = list(self.blobs), open_cut(self.base, self.blob, self.biases)
+        return self._opened[1]
 
     def report(self) -> dict[str, Any]:
-        """Return size and remaining fraction of the model, and the group counts of each block."""
+        """Return the group counts of each block, and the range of its scales if it has some."""
         small = self.model
         # ``open_cut`` always gives the model a structure.
         assert small.structure is not None
         blocks = small.structure.blocks
         found: dict[str, Any] = {
-            "parameters": small.plan.num_parameters,
-            "share_of_the_base": small.plan.num_parameters / self.base.plan.num_parameters,
-            "units_of_blocks": [
+            "groups_of_blocks": [
                 {"groups": block.sizes.groups, "channels": block.sizes.channels} for block in blocks
             ],
         }
-        scales = list(map(self._scales, blocks))
-        return found | ({"scales_of_blocks": scales} if any(scales) else {})
+        return found | (
+            {"scales_of_blocks": [self._scales(block) for block in blocks]} if self.scaled else {}
+        )
 
     def _scales(self, block: BlockStructure) -> dict[str, list[float]]:
         """Return the smallest and largest scale of a block's kept groups, by kind."""
         scales = {
             # Only scales of remaining groups: others have no meaning.
             kind: own[list(block.kept(kind))]
-            for kind, own in scales_of(self.blob(block.source)).items()
+            for kind, own in scales_of(unpack_tensors(self.blob(block.source))).items()
         }
         return {kind: [float(own.min()), float(own.max())] for kind, own in scales.items()}
 

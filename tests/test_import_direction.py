@@ -1,6 +1,7 @@
 """Direction of imports: strictly downward, never sideways (docs/architecture.md)."""
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -94,12 +95,17 @@ def imports_of(file: Path) -> list[str]:
 
     ``from package import name`` gives ``package.name`` if that is a module.
     """
+    return imported(ast.parse(file.read_text()), str(file))
+
+
+def imported(tree: ast.Module, place: str = "") -> list[str]:
+    """Return the dotted names that a module imports, also inside functions."""
     modules = []
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             modules += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file}: relative import"
+            assert node.level == 0, f"{place}: relative import"
             package = node.module or ""
             modules += dict.fromkeys(
                 f"{package}.{alias.name}" if is_module(f"{package}.{alias.name}") else package
@@ -240,3 +246,26 @@ def test_there_is_no_junk_drawer() -> None:
         for _, file in files()
         if JUNK_DRAWERS & set(file.with_suffix("").relative_to(ROOT).parts)
     ]
+
+
+def without_types(tree: ast.Module) -> ast.Module:
+    """Return a module without the imports that only type checkers see."""
+    tree.body = [
+        node
+        for node in tree.body
+        if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    ]
+    return tree
+
+
+def test_modules_have_no_cycles() -> None:
+    """Imports inside functions count too: they often hide a cycle."""
+    graph = {
+        ".".join(file.relative_to(ROOT).with_suffix("").parts): imported(
+            without_types(ast.parse(file.read_text()))
+        )
+        for _, file in files()
+        if file.stem != "__init__"
+    }
+    # Raises ``CycleError`` with the modules of a cycle.
+    TopologicalSorter(graph).prepare()

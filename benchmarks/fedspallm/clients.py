@@ -25,7 +25,8 @@ from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
 from pruning_kernels.selection.local import LocalPruning
 from pruning_kernels.votes.kept_mean import KeptMean, kept_mean
-from pruning_kernels.votes.votes import VoteCounter, vote_counter
+from pruning_kernels.votes.vote_counter import vote_counter
+from pruning_kernels.votes.votes import VoteCounter
 from strategies.pruning.fedspallm.global_model import KeptResult
 
 

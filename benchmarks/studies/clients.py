@@ -27,7 +27,8 @@ from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
 from pruning_kernels.selection.local import LocalPruning
 from pruning_kernels.votes.bitmask import Words, pack
-from pruning_kernels.votes.votes import VoteCounter, vote_counter
+from pruning_kernels.votes.vote_counter import vote_counter
+from pruning_kernels.votes.votes import VoteCounter
 from strategies.pruning.fedprllm import VoteResult
 
 PUBLISHED_TIES = {"layer": "random", "row": "index", "column": "index"}

@@ -43,17 +43,6 @@ MAX_PLANES = 16
 """Maximum number of planes for which the kernels' vote counts fit their type."""
 
 
-def vote_counter(
-    shape: tuple[int, int], num_voters: int, device: torch.device = CPU
-) -> "VoteCounter":
-    """Return a counter without votes, whose planes are on a device."""
-    if device.type == "cpu":
-        return VoteCounter(shape, num_voters)
-    from pruning_kernels.votes.device_votes import DeviceVotes
-
-    return DeviceVotes(shape, num_voters, device)
-
-
 class VoteCounter:
     """Votes for one matrix, as bit planes in CPU memory; inputs and results are NumPy arrays.
 

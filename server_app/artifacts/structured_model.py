@@ -71,7 +71,7 @@ class StructuredOutcome(Outcome[SmallerResult]):
         size = {
             "form": form,
             "parameters": parameters,
-            "share_of_the_base": parameters / run.model.plan.num_parameters,
+            "remaining_fraction": parameters / run.model.plan.num_parameters,
             "bytes": sum(stored.num_bytes for stored in tensors),
         }
         self.summary.report = result.report() | size

@@ -54,7 +54,7 @@ def smaller_card(settings: RunSettings, model: OpenedModel, report: Mapping[str,
     """Return the card of a smaller model; ``report`` is that of ``CutResult`` with the form."""
     rows = {
         "size": (
-            f"{report['parameters']:,} parameters, {report['share_of_the_base']:.2%} of the base"
+            f"{report['parameters']:,} parameters, {report['remaining_fraction']:.2%} of the base"
             " model's"
         )
     }

@@ -14,7 +14,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.method import PublicTextSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.tables.evaluation import BUILT_IN_TEXTS
-from pruning_kernels.votes.votes import vote_counter
+from pruning_kernels.votes.vote_counter import vote_counter
 
 
 def public_samples(settings: RunSettings, job: PublicTextSettings, model: OpenedModel) -> Tensor:

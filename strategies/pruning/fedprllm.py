@@ -34,7 +34,8 @@ from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
 from pruning_kernels.votes.bitmask import count
-from pruning_kernels.votes.votes import Sizes, VoteCounter, magnitudes, vote_counter
+from pruning_kernels.votes.vote_counter import vote_counter
+from pruning_kernels.votes.votes import Sizes, VoteCounter, magnitudes
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
 from strategies.base.method import ClientOrder, ProgressWords

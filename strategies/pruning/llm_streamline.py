@@ -118,14 +118,10 @@ class StreamlinedResult(RunResult):
         return open_streamlined(self.base, self.start, self.span, layer)
 
     def report(self) -> dict[str, Any]:
-        """Return size and remaining fraction of the model, the removed blocks, and all cosines."""
-        small = self.model
-        share = small.plan.num_parameters / self.base.plan.num_parameters
+        """Return the removed blocks, all cosines, and the number of trained parameters."""
         layer = self.tensors() if self.layer else {}
         return {
-            "parameters": small.plan.num_parameters,
-            "share_of_the_base": share,
-            "blocks_that_went": list(range(self.start, self.start + self.span)),
+            "removed_blocks": list(range(self.start, self.start + self.span)),
             "cosines": self.cosines,
             "trained_parameters": sum(value.numel() for value in layer.values()),
         }

@@ -82,7 +82,7 @@ class PooledResult(MaskResult):
         count = self.counts[0] if len(set(self.counts)) == 1 else self.counts
         weighting = self.run_settings.of(PooledPruningSettings).weighting
         if self.run_settings.privacy.on:
-            return {"clients_in_the_sum": count}
+            return {"num_summed_clients": count}
         return {"tokens" if weighting == "tokens" else "clients_in_the_mean": count}
 
 

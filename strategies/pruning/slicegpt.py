@@ -89,14 +89,11 @@ class SlicedResult(RunResult):
         return SlicedModel(self.base, basis, self.width)
 
     def report(self) -> dict[str, Any]:
-        """Return size, remaining fraction and width of the model, and the retained fractions."""
-        parameters = self.model.plan.num_parameters
+        """Return the widths before and after, and the fraction of the variance of each signal."""
         return {
-            "parameters": parameters,
-            "share_of_the_base": parameters / self.base.plan.num_parameters,
             "width": self.width,
             "width_of_the_base": dense_width(self.base.plan),
-            "kept_of_signals": self.kept,
+            "explained_variance": self.kept,
         }
 
 

@@ -655,7 +655,8 @@ def test_vote_by_hand() -> None:
     \|W\| is 5, 4 and 9 there, so (1, 0) and (0, 2) are pruned.
     """
     from pruning_kernels.votes.bitmask import pack, unpack
-    from pruning_kernels.votes.votes import magnitudes, vote_counter
+    from pruning_kernels.votes.vote_counter import vote_counter
+    from pruning_kernels.votes.votes import magnitudes
 
     clients = [[[1, 0, 1], [1, 0, 0]], [[1, 1, 0], [0, 1, 0]], [[1, 0, 1], [1, 1, 0]]]
     counter = vote_counter((2, 3), 3)

@@ -171,12 +171,12 @@ class TestFlap(Promises):
         counted = sum(parameter.numel() for parameter in built.parameters())
         report = document["report"]
         assert report["parameters"] == small.plan.num_parameters == counted
-        assert report["share_of_the_base"] == pytest.approx(counted / base.plan.num_parameters)
+        assert report["remaining_fraction"] == pytest.approx(counted / base.plan.num_parameters)
         assert report["form"] == "compact"
         cut = 1 - small.plan.num_weights / base.plan.num_weights
         assert document["sparsity"]["achieved"] == pytest.approx(cut)
         assert SHARE <= cut < SHARE + 768 / base.plan.num_weights
-        assert report["units_of_blocks"] == [
+        assert report["groups_of_blocks"] == [
             {kind: len(getattr(block, kind)) for kind in ("groups", "channels")}
             for block in small.structure.blocks  # type: ignore[union-attr]
         ]
@@ -212,7 +212,7 @@ class TestFlap(Promises):
         ],
     )
     def test_other_choices(self, bench: Bench, changes: dict[str, Any], alike: bool) -> None:
-        blocks = summary(bench.run(**changes))["report"]["units_of_blocks"]
+        blocks = summary(bench.run(**changes))["report"]["groups_of_blocks"]
         assert (blocks[0] == blocks[1]) == alike
 
     @pytest.mark.parametrize(

@@ -193,7 +193,7 @@ class TestLlmStreamline(Promises):
         report = summary(plain.folder)["report"]
         np.testing.assert_allclose(report["cosines"], pooled, rtol=1e-4, atol=1e-5)
         start = int(np.argmax(pooled))
-        assert report["blocks_that_went"] == [start, start + 1]
+        assert report["removed_blocks"] == [start, start + 1]
 
     def test_last_block_is_comparable_before_norm(self, pointed: Bench) -> None:
         """The setting holds for clients, local baselines and the centralized baseline.
@@ -227,14 +227,14 @@ class TestLlmStreamline(Promises):
                 **changes, llm_streamline__last_hidden_state=value, evaluation__local_baseline=True
             )
             document = summary(folder)
-            assert (document["report"]["blocks_that_went"] == [BLOCKS - 1]) is went
+            assert (document["report"]["removed_blocks"] == [BLOCKS - 1]) is went
             values = document["metrics"][0]["values"]
             assert values["centralized"] == pytest.approx(values["federated"], rel=1e-6)
 
     def test_training_equals_plain_loop_and_average(self, plain: Uninterrupted) -> None:
         bench = plain.bench
         samples = self.samples(plain.bench)
-        start, *_ = summary(plain.folder)["report"]["blocks_that_went"]
+        start, *_ = summary(plain.folder)["report"]["removed_blocks"]
         base = dense(bench).model.layers[start]
         layer = {name: base.get_parameter(path).detach() for name, path in NAMES.items()}
         for server_round in (2, 3):
@@ -296,7 +296,7 @@ class TestLlmStreamline(Promises):
         }
         folder = pointed.run(**changes)
         document = summary(folder)
-        (went,) = document["report"]["blocks_that_went"]
+        (went,) = document["report"]["removed_blocks"]
         assert document["report"]["form"] == "zero-filled"
         model = dense(pointed)
         del model.model.layers[went]
@@ -337,7 +337,7 @@ class TestLlmStreamline(Promises):
     ) -> None:
         grid = bench.grid(federation__wire_dtype=wire_dtype)
         folder = bench.run(grid, federation__wire_dtype=wire_dtype, evaluation__own_text=True)
-        start, *_ = summary(folder)["report"]["blocks_that_went"]
+        start, *_ = summary(folder)["report"]["removed_blocks"]
         made, exact = (OpenedModel(path / "model").checkpoint for path in (folder, plain.folder))
         base = OpenedModel(bench.model).checkpoint
         for path in NAMES.values():

@@ -282,7 +282,7 @@ class TestMaskTuning(Promises):
         ]
         blobs = {key: blob for body in bodies for key, blob in body.blobs.items()}
         for place, stay in self.kept(whole.folder).items():
-            scales = scales_of(blobs[f"block-{place[0]:04d}"])[place[1]]
+            scales = scales_of(unpack_tensors(blobs[f"block-{place[0]:04d}"]))[place[1]]
             assert set(np.flatnonzero(scales)) == set(stay)
 
     @pytest.mark.parametrize("clients", [1, 4])
@@ -422,7 +422,7 @@ def test_scales_beyond_ten_are_not_used() -> None:
         "groups": [0, 1],
         "channels": [1, 1, 1],
     }
-    assert {kind: own.tolist() for kind, own in scales_of(blob).items()} == {
+    assert {kind: own.tolist() for kind, own in scales_of(unpack_tensors(blob)).items()} == {
         "groups": [0, 1],
         "channels": [1, 1, 1],
     }

@@ -197,14 +197,14 @@ class TestSliceGpt(Promises):
             == OpenedModel(plain.folder / "model").plan.num_parameters
             == counted
         )
-        assert report["share_of_the_base"] == pytest.approx(counted / base.plan.num_parameters)
+        assert report["remaining_fraction"] == pytest.approx(counted / base.plan.num_parameters)
         assert (report["width"], report["width_of_the_base"], report["form"]) == (
             KEPT,
             WIDTH,
             "compact",
         )
-        assert len(report["kept_of_signals"]) == len(PLACES)
-        assert all(0.5 < kept <= 1 for kept in report["kept_of_signals"])
+        assert len(report["explained_variance"]) == len(PLACES)
+        assert all(0.5 < kept <= 1 for kept in report["explained_variance"])
         before = 16 * (16 + 8 + 8 + 16 + 3 * 24)
         assert document["sparsity"]["achieved"] == pytest.approx(
             1 - (before * 12 / 16 + 2 * 12 * 12) / before

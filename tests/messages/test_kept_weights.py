@@ -12,7 +12,7 @@ from run_names import BY_HAND
 from safetensors.torch import load, save
 
 from espalier.errors import EspalierError
-from espalier.hf.files.tensor_pieces import TORCH_DTYPES
+from espalier.hf.files.dtypes import TORCH_DTYPES
 from espalier.messages.blobs.mask_tensors import PrunedMatrix, pack_kept, unpack_kept
 from espalier.messages.blobs.masks import kept_specs, require_kept
 from espalier.messages.contract import check, check_reply

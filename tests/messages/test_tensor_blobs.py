@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save as torch_save
 
 from espalier.errors import EspalierError
-from espalier.hf.files.tensor_pieces import TORCH_DTYPES
+from espalier.hf.files.dtypes import TORCH_DTYPES
 from espalier.messages.records import from_record, to_record
 from espalier.messages.tensor_blobs import (
     TensorSpec,

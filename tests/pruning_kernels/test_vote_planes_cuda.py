@@ -12,7 +12,8 @@ import torch
 from devices import CPU, CUDA, NEEDS_CUDA
 
 from pruning_kernels.votes.bitmask import pack
-from pruning_kernels.votes.votes import magnitudes, vote_counter
+from pruning_kernels.votes.vote_counter import vote_counter
+from pruning_kernels.votes.votes import magnitudes
 
 ROOT = Path(__file__).parent.parent.parent
 NEEDS_TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")

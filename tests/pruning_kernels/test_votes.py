@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from pruning_kernels.selection.comparison_groups import ComparisonGroup
 from pruning_kernels.votes.bitmask import count, stack_of_masks, unpack
-from pruning_kernels.votes.votes import VoteCounter, magnitudes, vote_counter
+from pruning_kernels.votes.vote_counter import vote_counter
+from pruning_kernels.votes.votes import VoteCounter, magnitudes
 
 pytestmark = pytest.mark.usefixtures("way")
 

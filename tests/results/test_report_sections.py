@@ -239,14 +239,14 @@ def test_zeros_of_each_matrix(tmp_path: Path) -> None:
 
 
 def test_removed_blocks_and_widths_are_told(tmp_path: Path) -> None:
-    report = {"blocks_that_went": [2, 3], "width": 48, "width_of_the_base": 64}
+    report = {"removed_blocks": [2, 3], "width": 48, "width_of_the_base": 64}
     notes = " ".join(layers_of(write_run(tmp_path / "run", report=report)).notes)
     assert "removed: 2, 3." in notes
     assert "has 48 dimensions, where the base model has 64." in notes
 
 
 def test_missing_base_is_told(tmp_path: Path) -> None:
-    units = {"units_of_blocks": [{"groups": 1, "channels": 2}]}
+    units = {"groups_of_blocks": [{"groups": 1, "channels": 2}]}
     layers = layers_of(write_run(tmp_path / "run", report=units))
     assert layers.maps == []
     assert "nowhere" in layers.notes[0]

@@ -131,7 +131,7 @@ def test_masks_are_shown(tmp_path: Path, shared: Home, monkeypatch: pytest.Monke
 def test_cut_model_is_shown(tmp_path: Path, shared: Home) -> None:
     folder = bench_of(tmp_path, shared, "flap", flap__pruning_ratio=0.4).run()
     page = page_of(folder)
-    units = open_run(folder).summary["report"]["units_of_blocks"]
+    units = open_run(folder).summary["report"]["groups_of_blocks"]
     (heat,) = layers_of(open_run(folder)).maps
     config = AutoModelForCausalLM.from_pretrained(shared.model).config
     assert [tuple(row) for row in heat.rows.values()] == [

@@ -5,7 +5,7 @@ Fields that could tell more are constants: the number of sequences is not sent (
 no step is skipped, and the duration is reported as 0.
 """
 
-from client_app.methods.tuning.fedpetuning import begins_with, cache_of, keep_blobs
+from client_app.methods.tuning.round_adapters import begins_with, cache_of, keep_blobs
 from client_app.protocol.errors import mistakes_of_kernels
 from client_app.protocol.private_answer import NO_SECONDS, Begin, answer_privately
 from client_app.protocol.push import brought, pushed_hashes

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client_app.methods.tuning import fedpetuning
+from client_app.methods.tuning import fedpetuning, round_adapters
 from client_app.methods.tuning.personal_model import own_folder, write_own, write_own_encoder
 from client_app.protocol import client_state
 from client_app.protocol.answer_once import answer_once
@@ -128,7 +128,7 @@ class CutModel:
     @property
     def cache_folder(self) -> Path | None:
         """Folder for the NF4 copy of the model; None for a cut model, which changes every round."""
-        return None if self.cut.any() else fedpetuning.cache_of(self.site)
+        return None if self.cut.any() else round_adapters.cache_of(self.site)
 
 
 # ----- a round -----
@@ -153,7 +153,7 @@ def _train(site: Site, state: PrivateState, request: MessageBody, own: CutModel)
     """Train, store all blobs and the measured importances, and return the report."""
     started = time.monotonic()
     server_round = request.header.server_round
-    start = fedpetuning.begins_with(site, own.adapters, brought(site, request, first=FIRST_PART))
+    start = round_adapters.begins_with(site, own.adapters, brought(site, request, first=FIRST_PART))
     training, watch = _training(site, own, request.header.client)
     steps = site.settings.training.steps
     first_step = (server_round - 1) * steps
@@ -173,7 +173,7 @@ def _train(site: Site, state: PrivateState, request: MessageBody, own: CutModel)
     keep_measured(state, server_round, own.cut, watch.importance)
     limit = validate(Order, request.fields).rank_limit
     seconds = time.monotonic() - started
-    hashes = fedpetuning.keep_blobs(site, state, server_round, tensors, start, limit)
+    hashes = round_adapters.keep_blobs(site, state, server_round, tensors, start, limit)
     return SpineReport(
         **fedpetuning.report_of(site, seconds, training, outcome, limit, hashes),
         loss_before=loss_before,
@@ -284,7 +284,7 @@ def evaluate(site: Site, request: MessageBody) -> Evaluation:
             untrained = head_plan(site.model.plan, site.settings.num_classes)
             # Untrained: the dense model has a new classification head.
             return site.load(
-                site.model, site.computing, site.settings, untrained, fedpetuning.cache_of(site)
+                site.model, site.computing, site.settings, untrained, round_adapters.cache_of(site)
             ).whole
         adapted = site.load(
             own.model, site.computing, site.settings, own.adapters, own.cache_folder
@@ -301,4 +301,4 @@ def _delivered(site: Site, header: Header) -> tuple[CutModel, Tensors]:
     store, hashes, _ = taken(site, after(header), 1)
     own = CutModel(site, store.get(hashes[STRUCTURE]))
     blobs = pushed_blobs(site, after(header), len(parts(own.adapters, site.settings)))
-    return own, fedpetuning.begins_with(site, own.adapters, blobs)
+    return own, round_adapters.begins_with(site, own.adapters, blobs)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from client_app.methods.tuning import fedpetuning
+from client_app.methods.tuning import fedpetuning, round_adapters
 from client_app.methods.tuning.personal_model import own_folder, write_own
 from client_app.protocol import client_state
 from client_app.protocol.answer_once import answer_once
@@ -210,7 +210,7 @@ def _train(site: Site, state: PrivateState, request: MessageBody, rank_limit: in
     plan = trained(site.model.plan, settings, rank_limit)
     steps = settings.training.steps
     # Initial values of the generator and LoRA follow from the seed.
-    start = fedpetuning.begins_with(site, plan, brought(site, request), _first)
+    start = round_adapters.begins_with(site, plan, brought(site, request), _first)
     training = _training(site, state, header)
     first_step = (header.server_round - 1) * settings.training.steps
     fedpetuning.require_enough(site, training, range(first_step, first_step + steps))
@@ -234,7 +234,7 @@ def _train(site: Site, state: PrivateState, request: MessageBody, rank_limit: in
     mask_history.note_masks(state, mine.chosen)
     seconds = time.monotonic() - started
     # 3. What is sent: generator and LoRA.
-    hashes = fedpetuning.keep_blobs(site, state, header.server_round, tensors, start, rank_limit)
+    hashes = round_adapters.keep_blobs(site, state, header.server_round, tensors, start, rank_limit)
     return TuningReport(
         **fedpetuning.report_of(site, seconds, training, outcome, rank_limit, hashes)
     )
@@ -299,7 +299,7 @@ def _delivered(site: Site, header: Header) -> Tensors:
     """Return the final generator and LoRA."""
     plan = trained(site.model.plan, site.settings)
     blobs = pushed_blobs(site, after(header), len(parts(plan, site.settings)))
-    return fedpetuning.begins_with(site, plan, blobs, _first)
+    return round_adapters.begins_with(site, plan, blobs, _first)
 
 
 def _training(site: Site, state: PrivateState, header: Header) -> MaskedTraining:
@@ -321,7 +321,7 @@ def _training(site: Site, state: PrivateState, header: Header) -> MaskedTraining
         adapters=lora_plan(site.model.plan, settings),
         sequences=client_sequences(settings, site.node, site.model, client),
         seed=derive_seed(settings.seed, "training", client=client),
-        cache_folder=fedpetuning.cache_of(site),
+        cache_folder=round_adapters.cache_of(site),
         load=site.load,
         groups=[of_generator(generator, settings)],
         embedding=own_embedding(site, state, header),
@@ -367,7 +367,7 @@ def evaluate(site: Site, request: MessageBody) -> Evaluation:
             if name != "dense":
                 return mine.loaded(site)
             return site.load(
-                site.model, site.computing, settings, AdapterPlan({}), fedpetuning.cache_of(site)
+                site.model, site.computing, settings, AdapterPlan({}), round_adapters.cache_of(site)
             ).whole
 
         return prepare_task_evaluation(site, request, model_of)()

@@ -78,7 +78,7 @@ class Checkpoint:
         """
         import torch
 
-        from espalier.hf.files.tensor_pieces import TORCH_DTYPES
+        from espalier.hf.files.dtypes import TORCH_DTYPES
 
         stored = self.tensors[name]
         return torch.empty(stored.shape, dtype=TORCH_DTYPES[stored.dtype], pin_memory=pinned)
@@ -105,7 +105,7 @@ class Checkpoint:
         """Read the rows from ``first`` to ``last`` (exclusive) of one tensor into new memory."""
         import torch
 
-        from espalier.hf.files.tensor_pieces import TORCH_DTYPES
+        from espalier.hf.files.dtypes import TORCH_DTYPES
 
         stored = self.tensors[name]
         room = torch.empty((last - first, *stored.shape[1:]), dtype=TORCH_DTYPES[stored.dtype])

@@ -26,8 +26,9 @@ import torch
 from safetensors.torch import load, save
 
 from espalier.hf.files.tensor_pieces import pieces
+from espalier.hf.nf4.blocks import BLOCK
 from espalier.hf.nf4.checkpoint import held_in_nf4
-from espalier.hf.nf4.matrices import BLOCK, Nf4Matrix, bitsandbytes, quantise, require_quantisable
+from espalier.hf.nf4.matrices import Nf4Matrix, bitsandbytes, quantise, require_quantisable
 from espalier.hf.opening.opened import OpenedModel
 from espalier.models.plan import LinearPlan
 from espalier.progress import beats

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from espalier.environment.bounded_json import read_json
 from espalier.errors import EspalierError, InputError
 from espalier.hf.files.checkpoint import Checkpoint, StoredTensor
+from espalier.hf.nf4.blocks import BLOCK, LEVELS, NESTED_BLOCK, NESTED_LEVELS
 from espalier.hf.structured.cut_checkpoint import CutCheckpoint
 from espalier.messages.tensor_blobs import TensorSpec
 
@@ -32,13 +33,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from espalier.hf.nf4.matrices import Nf4Matrix
-
-BLOCK = 64
-"""Number of consecutive weights of a row that share a scale."""
-NESTED_BLOCK = 256
-"""Number of scales that share a second-level scale, with double quantisation."""
-LEVELS = 16
-NESTED_LEVELS = 256
 
 CONFIG_KEY = "quantization_config"
 """Key of ``config.json`` that describes the quantisation."""

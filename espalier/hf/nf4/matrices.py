@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.errors import InputError
-from espalier.hf.nf4.checkpoint import BLOCK, LEVELS, NESTED_BLOCK, NESTED_LEVELS
+from espalier.hf.nf4.blocks import BLOCK, LEVELS, NESTED_BLOCK, NESTED_LEVELS
 from espalier.models.plan import ModelPlan
 from espalier.settings.libraries import WITHOUT_BITSANDBYTES
 from pruning_kernels.lora.nf4 import encode

@@ -17,7 +17,7 @@ from weakref import finalize
 import torch
 from torch import Tensor, nn
 
-from espalier.hf.files.tensor_pieces import TORCH_DTYPES
+from espalier.hf.files.dtypes import TORCH_DTYPES
 from espalier.hf.nf4.checkpoint import QuantisedCheckpoint
 from espalier.hf.opening.opened import OpenedModel, forget_named_code
 from espalier.hf.structured.configuration import load_config

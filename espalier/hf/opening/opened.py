@@ -506,7 +506,7 @@ class OpenedModel:
         """
         import torch
 
-        from espalier.hf.files.tensor_pieces import TORCH_DTYPES
+        from espalier.hf.files.dtypes import TORCH_DTYPES
 
         tensors = self.stored.tensors
         largest = {

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.hf.files.tensor_pieces import TORCH_DTYPES
+from espalier.hf.files.dtypes import TORCH_DTYPES
 from espalier.hf.stream.block_stream import Activations, BlockStream, apply_prune_masks, not_finite
 from espalier.hf.stream.edits import Edits, WeightEdit, dense
 from espalier.hf.stream.input_statistics import InputSquareSums, Watch, watch_for

@@ -69,7 +69,7 @@ class CutCheckpoint(Checkpoint):
         given: Mapping[str, "Tensor"],
         scales: Mapping[str, "Tensor"],
     ) -> None:
-        from espalier.hf.files.tensor_pieces import SAFETENSORS_DTYPES
+        from espalier.hf.files.dtypes import SAFETENSORS_DTYPES
 
         self.directory = base.directory
         self.base = base

@@ -29,7 +29,7 @@ from espalier.hf.export.model import (
 )
 from espalier.hf.families import STRUCTURED
 from espalier.hf.files.checkpoint import INDEX, StoredTensor, write_shard
-from espalier.hf.files.tensor_pieces import TORCH_DTYPES
+from espalier.hf.files.dtypes import TORCH_DTYPES
 from espalier.hf.opening.model_files import copy_beside
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream

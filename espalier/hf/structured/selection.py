@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from espalier.errors import InputError
-from espalier.hf.files.tensor_pieces import TORCH_DTYPES
+from espalier.hf.files.dtypes import TORCH_DTYPES
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.blobs.cuts import biases_of, read_cut, scales_of
+from espalier.messages.blobs.cuts import biases_of, cut_of, scales_of
+from espalier.messages.tensor_blobs import unpack_tensors
 from espalier.models.adapters import Adapter, AdapterPlan, Tensors
 from espalier.models.groups import Cut, Groups
 from espalier.models.plan import ModelPlan, block_key, block_of_key
@@ -183,16 +184,18 @@ def open_cut(
     ``biases`` get a bias, which is rounded to the dtype of their weights.
     """
     groups = Groups.of(model.plan)
-    structure = groups.structure(read_cut(groups, blob_of), biases)
+    # Each blob is decoded once.
+    tensors = {block.index: unpack_tensors(blob_of(block.index)) for block in model.plan.blocks}
+    structure = groups.structure(cut_of(groups, tensors.__getitem__), biases)
     given: dict[str, Tensor] = {}
     scales: dict[str, Tensor] = {}
     for block, kept in zip(
         structured_plan(model.plan, structure).blocks, structure.blocks, strict=True
     ):
-        # A block of the base whose cut the blob describes.
-        blob = blob_of(kept.source)
-        values = biases_of(blob, biases)
-        for kind, own in scales_of(blob).items():
+        # Blocks of the base have blobs.
+        own_tensors = tensors[kept.source]
+        values = biases_of(own_tensors, biases)
+        for kind, own in scales_of(own_tensors).items():
             size = group_size(model.plan, READERS[kind], kind)
             # One factor per column of the matrix that reads the groups.
             columns = torch.from_numpy(own[list(kept.kept(kind))]).repeat_interleave(size)

@@ -28,6 +28,8 @@ from espalier.settings.pruning import CutSettings
 from espalier.settings.run import RunSettings
 from pruning_kernels.votes.bitmask import has_clean_padding, num_words, pack, unpack
 
+Arrays = Mapping[str, NDArray]
+"""Tensors of a block's blob by name."""
 MAX_SCALE = 10.0
 """Maximum absolute value of a scale (Kwon et al. 2022, section 4.3).
 
@@ -105,9 +107,19 @@ def read_cut(groups: Groups, blob_of: Callable[[int], bytes]) -> Cut:
     ----------
     blob_of : function that returns the blob of a block by its number
     """
+    return cut_of(groups, lambda index: unpack_tensors(blob_of(index)))
+
+
+def cut_of(groups: Groups, tensors_of: Callable[[int], Arrays]) -> Cut:
+    """Return the cut that the tensors of all blocks' blobs describe.
+
+    Parameters
+    ----------
+    tensors_of : function that returns the tensors of a block's blob by its number
+    """
     cut = groups.none
     for block in groups.plan.blocks:
-        words = unpack_tensors(blob_of(block.index))
+        words = tensors_of(block.index)
         for kind in GROUP_KINDS:
             own = cut[groups.at(block.index, kind)]
             # A view into ``cut``.
@@ -115,15 +127,13 @@ def read_cut(groups: Groups, blob_of: Callable[[int], bytes]) -> Cut:
     return cut
 
 
-def biases_of(blob: bytes, biases: Sequence[str]) -> dict[str, NDArray[np.float32]]:
+def biases_of(tensors: Arrays, biases: Sequence[str]) -> dict[str, NDArray[np.float32]]:
     """Return the biases of a block by canonical name."""
-    tensors = unpack_tensors(blob)
     return {name: tensors[bias_name(name)] for name in biases}
 
 
-def scales_of(blob: bytes) -> dict[str, NDArray[np.float32]]:
+def scales_of(tensors: Arrays) -> dict[str, NDArray[np.float32]]:
     """Return the scales of a block by kind; kinds without scales are left out."""
-    tensors = unpack_tensors(blob)
     return {kind: tensors[scale_name(kind)] for kind in GROUP_KINDS if scale_name(kind) in tensors}
 
 

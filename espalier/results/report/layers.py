@@ -69,7 +69,7 @@ def layers_of(run: FinishedRun) -> Layers:
         layers.maps.append(_zeros(run.path / MASKS, _shapes(run.model)))
     elif structures := _structures(run):
         layers.maps += _kept(structures)
-    elif "units_of_blocks" in (run.summary.get("report") or {}):
+    elif "groups_of_blocks" in (run.summary.get("report") or {}):
         _add_counts(run, layers)
     if run.adapter is not None:
         layers.maps.append(_updates(run.adapter))
@@ -78,7 +78,7 @@ def layers_of(run: FinishedRun) -> Layers:
 
 def _notes(report: Mapping[str, Any]) -> list[str]:
     notes = []
-    if gone := report.get("blocks_that_went"):
+    if gone := report.get("removed_blocks"):
         notes.append(f"Blocks of the base model that were removed: {', '.join(map(str, gone))}.")
     if "width_of_the_base" in report:
         notes.append(
@@ -211,7 +211,7 @@ def _add_counts(run: FinishedRun, layers: Layers) -> None:
 
     The result then has the form ``plain`` or ``zero-filled``.
     """
-    units = run.summary["report"]["units_of_blocks"]
+    units = run.summary["report"]["groups_of_blocks"]
     name = str(run.setting("model"))
     try:
         plan = open_model(name).plan

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from espalier.hf.files.tensor_pieces import TORCH_DTYPES
+from espalier.hf.files.dtypes import TORCH_DTYPES
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.edits import WeightEdit, replaced
 from espalier.messages.blobs.mask_tensors import PrunedMatrix, pack_kept, unpack_kept

@@ -40,7 +40,8 @@ from espalier.settings.run import RunSettings
 from pruning_kernels.lora.clipping import MIN_CLIENTS, SINGLE_NUMBERS, clip_rows
 from pruning_kernels.votes.bitmask import Words, unpack
 from pruning_kernels.votes.kept_mean import KeptMean, SummedMean, kept_mean
-from pruning_kernels.votes.votes import VoteCounter, vote_counter
+from pruning_kernels.votes.vote_counter import vote_counter
+from pruning_kernels.votes.votes import VoteCounter
 from strategies.averaging.client_weights import count_claims, counted_capabilities
 from strategies.averaging.updates import UpdateLimits
 from strategies.base.evaluation import ClientEvaluation

@@ -20,7 +20,7 @@ import torch
 
 from espalier.amounts import count
 from espalier.errors import InputError
-from espalier.hf.nf4.checkpoint import BLOCK
+from espalier.hf.nf4.blocks import BLOCK
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.local_baseline import Alone
 from espalier.messages.message import MessageBody
