@@ -209,7 +209,6 @@ def test_tests_import_private_flower_in_one_place() -> None:
         for module in imports_of(file)
         if module.split(".")[0] == "flwr"
         and file.parent != ROOT / "tests" / "flower"
-        and file != ROOT / "tests" / "flower_parts.py"
         and not f"{module}.".startswith(FLOWER_S_INTERFACE)
     ]
     assert found == []

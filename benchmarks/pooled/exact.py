@@ -22,7 +22,7 @@ from espalier.messages.tensor_blobs import views
 from espalier.methods.pruning.pooled_pruning import PooledPruningSettings, squares_name
 from espalier.models.plan import BlockPlan
 from pruning_kernels.fixed_point import from_words, summed
-from tests.plain_sums import matrices_of, plain_mask, plain_masks, plain_model, pooled
+from tests.hf.stream.plain_sums import matrices_of, plain_mask, plain_masks, plain_model, pooled
 
 GROUPS = ("row", "layer", "column", "2:4")
 METRICS = ("wanda", "ria")

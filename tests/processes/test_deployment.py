@@ -9,11 +9,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 import pytest
-from bench import home, private_text
-from deployment import Federation, espalier, eventually, federation, submit, tensor_names
 from flwr.app import Context, RecordDict
-from in_process import FakeTime, InProcessGrid
-from tiny_model import save_tiny_llama
 
 import client_app.app
 import server_app.app
@@ -21,6 +17,17 @@ from client_app.policy.approval_command import decide, waiting
 from espalier.launch.configuration import configuration
 from espalier.settings import methods
 from espalier.storage.hash_chain import chain_check
+from tests.bench import home, private_text
+from tests.in_process import FakeTime, InProcessGrid
+from tests.processes.deployment import (
+    Federation,
+    espalier,
+    eventually,
+    federation,
+    submit,
+    tensor_names,
+)
+from tests.tiny_model import save_tiny_llama
 
 pytestmark = pytest.mark.processes
 

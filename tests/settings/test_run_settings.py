@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_method import ROW
 
 import espalier
 from espalier.errors import EspalierError
@@ -15,6 +14,7 @@ from espalier.methods.tuning.hetlora import HetLoRASettings
 from espalier.settings.keys import changed
 from espalier.settings.methods import METHODS, Row, all_tables, settings_of, tables_of
 from espalier.settings.run import NOT_PART_OF_THE_RESULT, RunSettings, parse
+from tests.toy_method import ROW
 
 PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
 

@@ -1,0 +1,671 @@
+"""FedPrLLM: promises of every method, and votes as in the paper."""
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Message
+from safetensors import safe_open
+from safetensors.numpy import load
+from transformers import AutoModelForCausalLM
+
+from espalier.data.client_text import client_samples
+from espalier.errors import EspalierError
+from espalier.hf.opening.opened import OpenedModel
+from espalier.messages.message import failure
+from espalier.messages.records import read, write
+from espalier.settings.node import parse_node
+from espalier.settings.run import parse
+from strategies.base.rounds import RunFailed
+from tests.bench import EVALUATED, Bench, events, model_files, results, summary
+from tests.methods.promises.promises import (
+    PruningPromises,
+    Uninterrupted,
+    assert_own_figures,
+    third_order_of,
+)
+from tests.tiny_model import save_tiny_llama
+
+
+class TestFedPrLLM(PruningPromises):
+    method = "fedprllm"
+    settings: ClassVar[dict[str, Any]] = {"fedprllm.sparsity": 0.5}
+    last_round = 1
+
+    def expected_sparsity(self, model: OpenedModel) -> float:
+        shapes = [linear.shape for block in model.plan.blocks for linear in block.linears]
+        return sum(int(rows * columns * 0.5) for rows, columns in shapes) / sum(
+            rows * columns for rows, columns in shapes
+        )
+
+    def test_masks_equal_slow_vote_count(self, plain: Uninterrupted) -> None:
+        """The order is: most votes, then smaller magnitude, then lower index.
+
+        The layer is the comparison group; one weight is decided at a time.
+        """
+        model = OpenedModel(plain.bench.model)
+        votes = votes_of(plain.received)
+        with safe_open(plain.folder / "masks.safetensors", "np") as masks:
+            for block in model.plan.blocks:
+                for linear in block.linears:
+                    weight = (
+                        model.checkpoint.read(linear.parameter).float().abs().flatten().tolist()
+                    )
+                    count = [
+                        votes[f"block-{block.index:04d}", f"{linear.name}.prune_mask", i]
+                        for i in range(len(weight))
+                    ]
+                    order = sorted(range(len(weight)), key=lambda i: (-count[i], weight[i], i))
+                    expected = set(order[: int(len(weight) * 0.5)])
+                    words = masks.get_tensor(linear.parameter)
+                    assert {
+                        i for i in range(len(weight)) if int(words[i // 64]) >> (i % 64) & 1
+                    } == expected
+
+    def test_row_comparison_prunes_every_row_alike(self, bench: Bench) -> None:
+        folder = bench.run(fedprllm__comparison_group="row", fedprllm__sparsity=0.3)
+        with safe_open(folder / "model" / "model.safetensors", "pt") as model:
+            for linear in OpenedModel(bench.model).plan.blocks[1].linears:
+                zeros = (model.get_tensor(linear.parameter) == 0).sum(dim=1)
+                assert set(zeros.tolist()) == {int(linear.shape[1] * 0.3)}
+
+    def test_magnitude_makes_all_baselines_equal(self, evaluated: Bench) -> None:
+        values = summary(evaluated.run(fedprllm__local_metric="magnitude"))["metrics"][0]["values"]
+        assert values["centralized"] == pytest.approx(values["federated"], rel=1e-12)
+        # Clients round their losses.
+        assert values["local_baseline"] == pytest.approx(values["federated"], rel=6e-4)
+
+    def test_figures_on_own_text_with_weight_scaling(self, evaluated: Bench) -> None:
+        assert_own_figures(evaluated.run(fedprllm__weight_scaling=True), evaluated)
+
+    def test_single_client_baseline_equals_federated(self, tmp_path: Path, bench: Bench) -> None:
+        alone = Bench(tmp_path / "alone", self.method, bench.settings | EVALUATED, num_clients=1)
+        for values in (metric["values"] for metric in summary(alone.run())["metrics"]):
+            # Clients round their losses.
+            assert values["local_baseline"] == pytest.approx(values["federated"], rel=6e-4)
+            assert values["federated"] != values["dense"]
+
+    def test_ledger_counts_every_byte_of_the_masks(self, whole: Uninterrupted) -> None:
+        folder = whole.folder
+        bench = whole.bench
+        entries = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+        plan = OpenedModel(bench.model).plan
+        masks = sum(
+            -(-rows * columns // 64) * 8
+            for block in plan.blocks
+            for rows, columns in (linear.shape for linear in block.linears)
+        )
+        for client in range(bench.num_clients):
+            raw = [
+                e["raw_bytes"]
+                for e in entries
+                if e["client"] == client and e["direction"] == "up" and e["block"]
+            ]
+            assert sum(raw) == masks
+        up = [
+            entry["wire_bytes"]
+            for entry in entries
+            if entry["client"] >= 0 and entry["direction"] == "up"
+        ]
+        assert sum(up) == summary(folder)["bytes_up"]
+
+    def test_too_little_text_is_refused_with_numbers(self, bench: Bench) -> None:
+        (bench.folder / "text-3.txt").write_text("hawthorn hedge")
+        document = summary(bench.run())
+        assert [client["client"] for client in document["clients"]] == [0, 1, 2]
+        (reason,) = document["refused"].values()
+        assert "gives 0 samples of 16 tokens, but data.num-samples = 2 are needed" in reason
+        assert "hawthorn" not in reason
+
+    def test_a_site_with_another_model_is_refused(self, bench: Bench) -> None:
+        other = save_tiny_llama(bench.folder / "other", seed=1)
+        grid = bench.grid()
+        for context in grid.contexts.values():
+            if context.node_config["partition-id"] == 1:
+                context.node_config["model-path"] = str(other)
+        document = summary(bench.run(grid))
+        assert [client["site"] for client in document["clients"]] == [
+            "node-00000",
+            "node-00002",
+            "node-00003",
+        ]
+        assert "has another base model" in document["refused"]["node-00001"]
+
+    def test_a_site_with_another_program_is_refused(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("strategies.base.federation.code_sha256", lambda: "0" * 64)
+        with pytest.raises(RunFailed, match="0 clients enrolled"):
+            bench.run()
+        (folder,) = (bench.folder / "runs").iterdir()
+        refused = summary(folder)["refused"]
+        assert set(refused) == {f"node-{client:05d}" for client in range(bench.num_clients)}
+        assert all("runs another version of the program" in reason for reason in refused.values())
+
+    def test_unknown_setting_names_node_s_program(self, bench: Bench) -> None:
+        grid = bench.grid()
+        next(iter(grid.contexts.values())).run_config["fedprllm.of-the-future"] = 1
+        refused = summary(bench.run(grid))["refused"]
+        assert any(
+            "of-the-future: unknown key" in reason and "runs program" in reason
+            for reason in refused.values()
+        )
+
+    def test_simulated_deadline_restarts_at_any_reply(self, bench: Bench) -> None:
+        """Replies arrive 3 s (30 polls) apart, as from one worker.
+
+        The deadline is 5 s; the last reply comes after 12 s.
+        """
+        grid = bench.grid()
+        grid.held = {0: 30, 1: 60, 2: 90, 3: 120}
+        assert not [event for event in events(bench.run(grid)) if event["event"] == "sent_again"]
+
+    def test_two_nodes_of_one_site_are_one_client(self, bench: Bench) -> None:
+        grid = bench.grid()
+        grid.connect(next(iter(grid.contexts.values())).node_config, bench.config())
+        document = summary(bench.run(grid))
+        assert len(document["clients"]) == bench.num_clients
+        assert "a second node with this site name" in document["refused"]["node-00000"]
+
+    def test_returning_site_is_found_as_a_new_node(self, bench: Bench) -> None:
+        """The node and its message vanish.
+
+        The site returns as another node and gets the message again.
+        """
+        grid = bench.grid()
+
+        def restart(request, reply):
+            if (
+                read(request.content).header.kind == "train"
+                and request.metadata.dst_node_id in grid.contexts
+            ):
+                old = grid.contexts.pop(request.metadata.dst_node_id)
+                grid.contexts[5000] = type(old)(1, 5000, old.node_config, old.state, old.run_config)
+                del grid.tamper[2]
+                return None
+            return reply
+
+        grid.tamper[2] = restart
+        folder = bench.run(grid)
+        assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
+
+    def test_returning_site_is_found_beside_old_node(self, bench: Bench) -> None:
+        """Flower takes a minute to notice that a node is gone.
+
+        The server asks the new node once the old one has missed its last attempt.
+        """
+        grid = bench.grid()
+        old = 1000 - 7 * 2
+        new: list[int] = []
+
+        def restart(request, reply):
+            if request.metadata.dst_node_id != old or read(request.content).header.kind == "enrol":
+                return reply
+            if not new:
+                new.append(grid.connect(grid.contexts[old].node_config, bench.config()))
+            return None
+
+        grid.tamper[2] = restart
+        folder = bench.run(grid)
+        assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
+        again = [
+            event
+            for event in events(folder)
+            if event["event"] == "sent_again" and event["kind"] == "train"
+        ]
+        assert [(event["client"], event["reason"]) for event in again] == [
+            (2, "no reply before the deadline")
+        ] * 2
+
+    def test_resume_refuses_changed_or_completed_runs(self, bench: Bench) -> None:
+        folder = bench.run()
+        with pytest.raises(EspalierError, match="the run is completed"):
+            bench.run(resume_from=str(folder))
+        (folder / "summary.json").unlink()
+        with pytest.raises(EspalierError, match=r"fedprllm\.sparsity was 0\.5, is 0\.6"):
+            bench.run(resume_from=str(folder), fedprllm__sparsity=0.6)
+        with pytest.raises(EspalierError, match="is not a run directory"):
+            bench.run(resume_from=str(bench.folder))
+
+    def test_private_state_is_for_its_owner_alone(self, bench: Bench) -> None:
+        bench.settings = bench.settings | EVALUATED
+        grid = bench.grid()
+        seen = []
+
+        def look(message) -> None:
+            if read(message.content).header.kind == "evaluate":
+                state = bench.folder / "state"
+                seen.extend(
+                    path.stat().st_mode & 0o077
+                    for path in (state, *state.rglob("r001/*"), *state.glob("*/*"))
+                )
+
+        grid.before_push = look
+        bench.run(grid)
+        assert seen
+        assert set(seen) == {0}
+
+
+class TestIterativeFedPrLLM(PruningPromises):
+    method = "fedprllm"
+    settings: ClassVar[dict[str, Any]] = {
+        "fedprllm.sparsity": 0.5,
+        "fedprllm.strategy": "iterative",
+    }
+    last_round = 1
+
+    def expected_sparsity(self, model: OpenedModel) -> float:
+        shapes = [linear.shape for block in model.plan.blocks for linear in block.linears]
+        return sum(int(rows * columns * 0.5) for rows, columns in shapes) / sum(
+            rows * columns for rows, columns in shapes
+        )
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {},
+            {"fedprllm__weight_scaling": True},
+            {"fedprllm__weight_scaling": True, "fedprllm__continue_behind": "scaled"},
+        ],
+        ids=["masked", "masked-then-scaled", "scaled"],
+    )
+    def test_masks_equal_those_of_whole_models(self, bench: Bench, changes: dict[str, Any]) -> None:
+        """All clients vote on a dense block that follows the globally pruned blocks.
+
+        The published code scales a block before the clients run it. Step 7 of the paper does not
+        mention this.
+        """
+        folder = bench.run(**changes)
+        run = parse(bench.config())
+        opened = OpenedModel(bench.model)
+        model = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32)
+        samples = [
+            client_samples(
+                run,
+                parse_node(context.node_config, simulated=True),
+                opened.encode,
+                context.node_config["partition-id"],
+            )
+            for context in bench.grid().contexts.values()
+        ]
+        with safe_open(folder / "masks.safetensors", "np") as masks, torch.no_grad():
+            for block in opened.plan.blocks:
+                modules = {
+                    linear.parameter: model.get_submodule(linear.parameter.removesuffix(".weight"))
+                    for linear in block.linears
+                }
+                votes = {
+                    name: torch.zeros(module.weight.shape, dtype=torch.int64)
+                    for name, module in modules.items()
+                }
+                for own in samples:
+                    for name, norm in input_norms(model, modules, own).items():
+                        votes[name] += lowest_half_of_each_row(modules[name].weight.abs() * norm)
+                for name, module in modules.items():
+                    expected = most_voted_half(
+                        votes[name], opened.checkpoint.read(name).float().abs()
+                    )
+                    words = masks.get_tensor(name)
+                    assert {
+                        i
+                        for i in range(module.weight.numel())
+                        if int(words[i // 64]) >> (i % 64) & 1
+                    } == expected
+                    module.weight.view(-1)[sorted(expected)] = 0
+                    if "fedprllm__continue_behind" in changes:
+                        for row, column in np.ndindex(*module.weight.shape):
+                            scaled = (
+                                float(module.weight[row, column])
+                                * (4 - int(votes[name][row, column]))
+                                / 4
+                            )
+                            module.weight[row, column] = (
+                                torch.tensor(scaled).to(torch.bfloat16).float()
+                            )
+
+    def test_votes_go_down_for_scaled_blocks(self, evaluated: Bench) -> None:
+        """A run that is killed in round 2 and resumed equals a run that was never killed.
+
+        The server also pushes the result to the clients.
+        """
+        changes = {
+            "fedprllm__weight_scaling": True,
+            "fedprllm__continue_behind": "scaled",
+            "fedprllm__comparison_group": "column",
+        }
+        grid = evaluated.grid(**changes)
+        requests = list[Any]()
+        grid.before_push = requests.append
+        uninterrupted = evaluated.run(grid, **changes)
+        votes = votes_of(grid.received)
+        bodies = [read(request.content) for request in requests]
+        orders = [body for body in bodies if body.header.kind == "train"]
+        assert [(set(body.blobs), body.fields) for body in orders] == [(set(), {})] * 4 + [
+            ({"block-0000", "votes-0000"}, {"num_voters": [4], "decided": 1})
+        ] * 4
+        for name, counts in load(orders[-1].blobs["votes-0000"]).items():
+            for place, count in enumerate(counts.flatten().tolist()):
+                assert count == votes["block-0000", f"{name}.prune_mask", place]
+
+        folder = evaluated.killed(third_order_of(2), **changes)
+        resumed = evaluated.run(resume_from=str(folder), **changes)
+        assert results(resumed) == results(uninterrupted)
+        masked = evaluated.run(**{**changes, "fedprllm__continue_behind": "masked"})
+        assert model_files(masked) != model_files(uninterrupted)
+
+    def test_one_client_iterative_is_one_shot(self, bench: Bench) -> None:
+        """The decision of one voter equals its vote if the comparison groups are equal.
+
+        Both strategies therefore run the same pruned blocks.
+        """
+        common = {"num_clients": 1, "fedprllm__comparison_group": "row"}
+        iterative = bench.run(**common)
+        one_shot = bench.run(**common, fedprllm__strategy="one-shot")
+        assert model_files(iterative) == model_files(one_shot)
+        assert summary(iterative)["rounds"] == 2
+        assert summary(one_shot)["rounds"] == 1
+
+    def test_only_decisions_travel_back(self, plain: Uninterrupted) -> None:
+        entries = [
+            json.loads(line) for line in (plain.folder / "ledger.jsonl").read_text().splitlines()
+        ]
+        down = {
+            (e["round"], e["block"])
+            for e in entries
+            if e["direction"] == "down" and e["kind"] == "train" and e["block"]
+        }
+        up = {
+            (e["round"], e["block"])
+            for e in entries
+            if e["direction"] == "up" and e["kind"] == "train" and e["block"]
+        }
+        assert down == {(2, "block-0000")}
+        assert up == {(1, "block-0000"), (2, "block-0001")}
+
+    @pytest.mark.parametrize("behind", ["masked", "scaled"])
+    def test_client_recovers_lost_hidden_states(self, bench: Bench, behind: str) -> None:
+        """The client's state is removed before round 3.
+
+        The client starts from the first block again, and the result is the same as without the
+        loss.
+        """
+        changes: dict[str, Any] = {"model": str(save_tiny_llama(bench.folder / "deep", blocks=4))}
+        changes |= {
+            "fedprllm__weight_scaling": behind == "scaled",
+            "fedprllm__continue_behind": behind,
+        }
+        whole = bench.run(**changes)
+        grid = bench.grid(**changes)
+        lost = []
+        kinds = []
+
+        def lose(message: Message) -> None:
+            header = read(message.content).header
+            if (header.kind, header.server_round, header.client) == ("train", 3, 2) and not lost:
+                (folder,) = (bench.folder / "state").glob(f"{header.lineage}/node-00002")
+                lost.append(shutil.rmtree(folder))
+            if header.server_round == 3:
+                kinds.append((header.kind, header.client, header.part))
+
+        grid.before_push = lose
+        folder = bench.run(grid, **changes)
+        assert lost
+        assert model_files(folder) == model_files(whole)
+        assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
+        own = [(kind, part) for kind, client, part in kinds if client == 2]
+        assert own == [
+            ("train", 0),
+            *(("deliver", part) for part in range(len(own) - 2)),
+            ("train", 0),
+        ]
+        assert len(own) >= 3
+        assert {kind for kind, client, _ in kinds if client != 2} == {"train"}
+        (noted,) = [event for event in events(folder) if event["event"] == "lost"]
+        assert noted["client"] == 2
+
+    @pytest.mark.parametrize("damaged", ["activations.json", "*.blob"])
+    def test_client_recovers_damaged_state(
+        self, bench: Bench, plain: Uninterrupted, damaged: str
+    ) -> None:
+        grid = bench.grid()
+
+        def damage(message: Message) -> None:
+            header = read(message.content).header
+            if (header.kind, header.server_round, header.client) == (
+                "train",
+                2,
+                2,
+            ) and header.attempt == 1:
+                folder = bench.folder / "state" / header.lineage / "node-00002" / "r001"
+                for file in folder.glob(damaged):
+                    file.write_bytes(file.read_bytes()[:-3])
+
+        grid.before_push = damage
+        folder = bench.run(grid)
+        assert model_files(folder) == model_files(plain.folder)
+        assert [event["client"] for event in events(folder) if event["event"] == "lost"] == [2]
+
+    def test_a_forged_loss_costs_its_sender_alone(self, bench: Bench) -> None:
+        """A client has nothing to lose in round 1.
+
+        In a later round it must not report a loss under another client's number.
+        """
+        grid = bench.grid()
+
+        def forge(client: int, server_round: int) -> Any:
+            def tampered(request: Message, reply: Message) -> Message:
+                header = read(request.content).header
+                if (header.kind, header.server_round) != ("train", server_round):
+                    return reply
+                lost = failure(header.model_copy(update={"client": client}), "gone", lost=True)
+                return Message(write(lost), reply_to=request)
+
+            return tampered
+
+        grid.tamper = {1: forge(1, 1), 2: forge(3, 2)}
+        document = summary(bench.run(grid))
+        assert [client["status"] for client in document["clients"]] == [
+            "completed",
+            "dropped",
+            "dropped",
+            "completed",
+        ]
+
+    def test_second_state_loss_drops_client(self, bench: Bench) -> None:
+        grid = bench.grid()
+
+        def forget(message: Message) -> None:
+            header = read(message.content).header
+            if (header.kind, header.server_round) == ("train", 2):
+                shutil.rmtree(
+                    bench.folder / "state" / header.lineage / "node-00001", ignore_errors=True
+                )
+
+        grid.before_push = forget
+        clients = summary(bench.run(grid))["clients"]
+        assert [client["status"] for client in clients] == [
+            "completed",
+            "dropped",
+            "completed",
+            "completed",
+        ]
+        assert (
+            clients[1]["reason"] == "train: this client no longer has the hidden states of round 1"
+        )
+
+    def test_resumption_restores_lost_client_state(
+        self, bench: Bench, plain: Uninterrupted
+    ) -> None:
+        killed = bench.killed(lambda header: (header.kind, header.server_round) == ("train", 2))
+        lineage = json.loads((killed / "run.json").read_text())["lineage"]
+        shutil.rmtree(bench.folder / "state" / lineage / "node-00000")
+        assert model_files(bench.run(resume_from=str(killed))) == model_files(plain.folder)
+
+
+def input_norms(
+    model: Any, modules: dict[str, Any], samples: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Return the L2 norm of each input channel over all tokens, one sequence at a time."""
+    sums: dict[str, torch.Tensor] = {}
+
+    def add(name: str, inputs: torch.Tensor) -> None:
+        sums[name] = sums.get(name, 0) + inputs[0].double().square().sum(dim=0)
+
+    hooks = [
+        m.register_forward_pre_hook(lambda _, i, name=name: add(name, i[0]))
+        for name, m in modules.items()
+    ]
+    for sample in samples:
+        model(input_ids=sample[None], use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return {name: total.sqrt().float() for name, total in sums.items()}
+
+
+def lowest_half_of_each_row(scores: torch.Tensor) -> torch.Tensor:
+    mask = torch.zeros(scores.shape, dtype=torch.int64)
+    for row, values in enumerate(scores.tolist()):
+        for column in sorted(range(len(values)), key=lambda c: (values[c], c))[
+            : int(len(values) * 0.5)
+        ]:
+            mask[row, column] = 1
+    return mask
+
+
+def most_voted_half(votes: torch.Tensor, magnitude: torch.Tensor) -> set[int]:
+    flat = votes.flatten().tolist()
+    size = magnitude.flatten().tolist()
+    return set(
+        sorted(range(len(flat)), key=lambda i: (-flat[i], size[i], i))[: int(len(flat) * 0.5)]
+    )
+
+
+class TestVariants:
+    """Settings of the vote, each compared with its definition."""
+
+    @pytest.fixture
+    def bench(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+        monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
+        return Bench(tmp_path, "fedprllm", {})
+
+    def test_column_comparison_makes_all_masks_alike(self, bench: Bench) -> None:
+        """Table 4: all weights of a column share one input norm, so all clients agree.
+
+        Pooling the clients' data changes nothing either.
+        """
+        common = {
+            "fedprllm__local_comparison_group": "column",
+            "fedprllm__comparison_group": "column",
+        }
+        wanda = bench.run(**common, evaluation__local_baseline=True, evaluation__centralized="auto")
+        magnitude = bench.run(**common, fedprllm__local_metric="magnitude")
+        values = summary(wanda)["metrics"][0]["values"]
+        assert (
+            values["centralized"]
+            == values["federated"]
+            == pytest.approx(values["local_baseline"], rel=6e-4)
+        )
+        assert (wanda / "masks.safetensors").read_bytes() == (
+            magnitude / "masks.safetensors"
+        ).read_bytes()
+
+    def test_pattern_keeps_n_of_every_m(self, bench: Bench) -> None:
+        folder = bench.run(fedprllm__pattern="1:4", fedprllm__local_metric="ria")
+        with safe_open(folder / "model" / "model.safetensors", "pt") as model:
+            for linear in OpenedModel(bench.model).plan.blocks[0].linears:
+                zeros = (model.get_tensor(linear.parameter) == 0).reshape(-1, 4).sum(dim=1)
+                assert set(zeros.tolist()) == {3}
+        assert summary(folder)["sparsity"]["achieved"] == 0.75
+
+    def test_incompatible_pattern_is_refused_early(self, bench: Bench) -> None:
+        grid = bench.grid(fedprllm__pattern="3:5")
+        with pytest.raises(
+            EspalierError, match=r"fedprllm.pattern = '3:5': model.layers.0.self_attn.q_proj.weight"
+        ):
+            bench.run(grid, fedprllm__pattern="3:5")
+        assert not grid.received
+
+    def test_settings_of_other_methods_are_refused(self, bench: Bench) -> None:
+        """A plain ``flwr run`` has only the merged configuration.
+
+        There the user must have given every value that differs from its default.
+        """
+        with pytest.raises(
+            EspalierError, match=r"fedspallm.sparsity = 0.7: method = 'fedprllm' does not read it"
+        ):
+            bench.run(fedspallm__sparsity=0.7)
+        assert not (bench.folder / "runs").exists()
+
+    def test_weight_scaling_uses_share_of_keepers(self, bench: Bench) -> None:
+        grid = bench.grid(fedprllm__weight_scaling=True, fedprllm__comparison_group="column")
+        folder = bench.run(grid, fedprllm__weight_scaling=True, fedprllm__comparison_group="column")
+        votes = votes_of(grid.received)
+        opened = OpenedModel(bench.model)
+        survivors = 0
+        with (
+            safe_open(folder / "masks.safetensors", "np") as masks,
+            safe_open(folder / "model" / "model.safetensors", "pt") as model,
+        ):
+            for block in opened.plan.blocks:
+                for linear in block.linears:
+                    dense = opened.checkpoint.read(linear.parameter).float().flatten().tolist()
+                    written = model.get_tensor(linear.parameter).flatten()
+                    words = masks.get_tensor(linear.parameter)
+                    for i, weight in enumerate(dense):
+                        pruned = int(words[i // 64]) >> (i % 64) & 1
+                        count = votes[f"block-{block.index:04d}", f"{linear.name}.prune_mask", i]
+                        survivors += not pruned and count == 4
+                        expected = 0.0 if pruned else weight * (4 - count) / 4
+                        assert written[i] == torch.tensor(expected, dtype=torch.float32).to(
+                            torch.bfloat16
+                        )
+        document = summary(folder)
+        assert survivors > 0
+        assert document["report"]["unanimous_survivors"] == survivors
+        total = opened.plan.num_weights
+        assert document["sparsity"]["achieved"] == pytest.approx(
+            document["sparsity"]["masked"] + survivors / total
+        )
+
+    def test_random_ties_depend_on_seed(self, bench: Bench) -> None:
+        first, again = (bench.run(fedprllm__ties="random") for _ in range(2))
+        other = bench.run(fedprllm__ties="index")
+        assert model_files(first) == model_files(again)
+        assert model_files(first) != model_files(other)
+
+
+def votes_of(received: list[tuple[int, Message]]) -> Counter[tuple[str, str, int]]:
+    """Return votes by (block, tensor, weight), counted from the replies bit by bit."""
+    votes: Counter[tuple[str, str, int]] = Counter()
+    for _, reply in received:
+        for key, blob in read(reply.content).blobs.items():
+            for name, words in load(blob).items():
+                for word_index, word in enumerate(words):
+                    for bit in range(64):
+                        votes[key, name, word_index * 64 + bit] += int(word) >> bit & 1
+    return votes
+
+
+def test_vote_by_hand() -> None:
+    r"""Three clients vote on a 2x3 matrix at 50% sparsity, checked on paper.
+
+    votes   3 1 2    above the threshold 2: only (0, 0)
+            2 2 0    at the threshold: (0, 2), (1, 0) and (1, 1) compete for two places
+
+    \|W\| is 5, 4 and 9 there, so (1, 0) and (0, 2) are pruned.
+    """
+    from pruning_kernels.votes.bitmask import pack, unpack
+    from pruning_kernels.votes.votes import magnitudes, vote_counter
+
+    clients = [[[1, 0, 1], [1, 0, 0]], [[1, 1, 0], [0, 1, 0]], [[1, 0, 1], [1, 1, 0]]]
+    counter = vote_counter((2, 3), 3)
+    counter.count(np.stack([pack(np.array(mask, dtype=bool)) for mask in clients]))
+    assert counter.counts().tolist() == [[3, 1, 2], [2, 2, 0]]
+    weight = torch.tensor([[1.0, 2.0, 5.0], [4.0, -9.0, 3.0]])
+    pruned = unpack(counter.most_voted(0.5, "layer", magnitudes(weight)), (2, 3))
+    assert pruned.astype(int).tolist() == [[1, 0, 1], [1, 0, 0]]
