@@ -1,9 +1,9 @@
 """Masks of pooled pruning, bit by bit, and masks by float64 sums of plain transformers' hooks.
 
 The sums of clients go through the bytes that they would send. The plain loop
-(``tests/plain_sums.py``) shares no code with the program. It runs the samples in batches of the
-same size, and again one by one, because the forward pass itself may round differently in other
-batches.
+(``tests/hf/stream/plain_sums.py``) shares no code with the program. It runs the samples in batches
+of the same size, and again one by one, because the forward pass itself may round differently in
+other batches.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

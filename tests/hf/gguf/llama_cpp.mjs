@@ -1,4 +1,4 @@
-// Answers of llama.cpp for tests/hf/test_llama_cpp.py, by the npm package node-llama-cpp.
+// Answers of llama.cpp for tests/hf/gguf/test_llama_cpp.py, by the npm package node-llama-cpp.
 //
 //     node llama_cpp.mjs NODE_MODULES QUESTION.json ANSWER.json
 //

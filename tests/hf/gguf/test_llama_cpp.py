@@ -3,7 +3,7 @@
 The npm package ``node-llama-cpp`` brings a built llama.cpp:
 
     npm install --prefix FOLDER node-llama-cpp
-    NODE_MODULES=FOLDER/node_modules pytest -m slow tests/hf/test_llama_cpp.py
+    NODE_MODULES=FOLDER/node_modules pytest -m slow tests/hf/gguf/test_llama_cpp.py
 
 ``REAL_MODEL`` may name the directory of a real model, dense or pruned by a run.
 """
