@@ -15,7 +15,7 @@ from espalier.messages.records import read
 from espalier.storage.blobs import sha256
 from strategies.base.rounds import Rounds
 from tests.bench import Bench, Killed, summary
-from tests.methods.promises.promises import Federations
+from tests.methods.promises.federations import Federations
 from tests.tiny_model import save_tiny_llama
 from tests.toy_method import contract
 from tests.toy_method.contract import ToySettings

@@ -8,7 +8,8 @@ from safetensors.torch import load_file
 
 from espalier.messages.records import read
 from espalier.messages.tensor_blobs import views
-from tests.methods.promises.promises import Promises, Uninterrupted
+from tests.methods.promises.federations import Uninterrupted
+from tests.methods.promises.promises import Promises
 
 
 @pytest.mark.usefixtures("toy")

@@ -19,7 +19,8 @@ from tests.federation.secure_sum.test_summands import (
     TUNED,
     save_deep,
 )
-from tests.methods.promises.promises import Uninterrupted, outgoing_bytes
+from tests.methods.promises.contracts import outgoing_bytes
+from tests.methods.promises.federations import Uninterrupted
 from tests.methods.promises.secure_sum_promises import (
     SECURE,
     STEPS,

@@ -14,7 +14,8 @@ from transformers import AutoTokenizer
 
 from espalier.messages.records import read
 from tests.bench import Bench, Home, private_text, summary
-from tests.methods.promises.promises import ALL_FIGURES, Promises, Uninterrupted, held_out
+from tests.methods.promises.federations import ALL_FIGURES, Uninterrupted
+from tests.methods.promises.promises import Promises, held_out
 
 
 def perplexity_of(model: Any, samples: torch.Tensor) -> float:

@@ -21,12 +21,8 @@ from espalier.messages.tensor_blobs import views
 from strategies.base.rounds import RunFailed
 from tests.bench import Bench, Home, model_files, results, summary
 from tests.in_process import Tamper
-from tests.methods.promises.promises import (
-    Federations,
-    Uninterrupted,
-    assert_planned,
-    outgoing_bytes,
-)
+from tests.methods.promises.contracts import assert_planned, outgoing_bytes
+from tests.methods.promises.federations import Federations, Uninterrupted
 
 SECURE = {"federation.secure-sum": True}
 STEPS = ("train", "shares", "masked", "confirm", "unmask")

@@ -23,12 +23,8 @@ from espalier.settings.node import parse_node
 from espalier.settings.run import parse
 from strategies.base.rounds import RunFailed
 from tests.bench import EVALUATED, Bench, events, model_files, results, summary
-from tests.methods.promises.promises import (
-    PruningPromises,
-    Uninterrupted,
-    assert_own_figures,
-    third_order_of,
-)
+from tests.methods.promises.federations import Uninterrupted, third_order_of
+from tests.methods.promises.promises import PruningPromises, assert_own_figures
 from tests.tiny_model import save_tiny_llama
 
 

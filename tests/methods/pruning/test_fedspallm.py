@@ -26,12 +26,8 @@ from strategies.base.rounds import RunFailed
 from strategies.pruning.fedspallm.global_model import HeldLayers
 from tests.bench import EVALUATED, Bench, Home, events, model_files, results, summary
 from tests.in_process import InProcessGrid
-from tests.methods.promises.promises import (
-    Federations,
-    PruningPromises,
-    Uninterrupted,
-    silent_after_enrolment,
-)
+from tests.methods.promises.federations import Federations, Uninterrupted, silent_after_enrolment
+from tests.methods.promises.promises import PruningPromises
 from tests.methods.promises.spoiled_replies import spoiled
 from tests.tiny_model import save_tiny_llama
 

@@ -23,7 +23,8 @@ from espalier.storage.blobs import sha256
 from pruning_kernels.fixed_point import from_words, to_words
 from strategies.base.rounds import RunFailed
 from tests.bench import Bench, private_text, summary
-from tests.methods.promises.promises import Promises, Uninterrupted
+from tests.methods.promises.federations import Uninterrupted
+from tests.methods.promises.promises import Promises
 
 SHARE = 0.3
 LINEARS = {"attn.o": "self_attn.o_proj", "mlp.down": "mlp.down_proj"}

@@ -18,7 +18,8 @@ from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.methods.pruning.llm_pruner import LlmPrunerSettings
 from espalier.storage.blobs import sha256
 from tests.bench import Bench, summary
-from tests.methods.promises.promises import Promises, Uninterrupted
+from tests.methods.promises.federations import Uninterrupted
+from tests.methods.promises.promises import Promises
 from tests.methods.pruning.test_flap import all_samples
 
 ROWS = {

@@ -22,7 +22,8 @@ from espalier.storage.blobs import sha256
 from espalier.training.sequences import sequences_of_step
 from strategies.base.rounds import RunFailed
 from tests.bench import Bench, Home, home, results, summary
-from tests.methods.promises.promises import Promises, Uninterrupted
+from tests.methods.promises.federations import Uninterrupted
+from tests.methods.promises.promises import Promises
 from tests.methods.pruning.test_flap import all_samples
 from tests.tiny_model import save_tiny_llama
 

@@ -25,7 +25,8 @@ from espalier.models.groups import Groups
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.storage.blobs import sha256
 from tests.bench import Bench, summary
-from tests.methods.promises.promises import Promises, Uninterrupted
+from tests.methods.promises.federations import Uninterrupted
+from tests.methods.promises.promises import Promises
 from tests.methods.pruning.test_flap import all_samples
 from tests.methods.pruning.test_llm_pruner import SIDES, searched_by_hand
 

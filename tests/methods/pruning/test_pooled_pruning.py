@@ -23,7 +23,8 @@ from pruning_kernels.selection.comparison_groups import pruned_in_matrix
 from pruning_kernels.votes.bitmask import unpack
 from tests.bench import EVALUATED, Bench, events, model_files, summary
 from tests.hf.stream.plain_sums import plain_masks, plain_sums
-from tests.methods.promises.promises import PruningPromises, Uninterrupted
+from tests.methods.promises.federations import Uninterrupted
+from tests.methods.promises.promises import PruningPromises
 from tests.tiny_model import save_tiny_llama
 
 GROUPS: dict[str, dict[str, Any]] = {

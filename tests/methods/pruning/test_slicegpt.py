@@ -24,7 +24,8 @@ from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
 from tests.bench import Bench, home, model_files, summary
 from tests.federation.tasks.test_recovery import TUNED, perplexity
-from tests.methods.promises.promises import Promises, Uninterrupted
+from tests.methods.promises.federations import Uninterrupted
+from tests.methods.promises.promises import Promises
 from tests.methods.pruning.test_flap import all_samples
 
 WIDTH = 16

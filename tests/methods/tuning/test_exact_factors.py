@@ -13,7 +13,8 @@ from safetensors.torch import load
 from espalier.messages.records import read
 from tests.bench import Bench
 from tests.in_process import InProcessGrid
-from tests.methods.promises.promises import Promises, Uninterrupted
+from tests.methods.promises.federations import Uninterrupted
+from tests.methods.promises.promises import Promises
 from tests.methods.promises.secure_sum_promises import SECURE
 from tests.methods.tuning.adapters_sent import PATHS, bodies, num_data_bytes, written
 from tests.methods.tuning.test_fedpetuning import brought, first_adapters

@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM
 from espalier.errors import EspalierError
 from espalier.messages.records import read
 from tests.bench import Bench
-from tests.methods.promises.promises import Promises, Uninterrupted
+from tests.methods.promises.federations import Uninterrupted
+from tests.methods.promises.promises import Promises
 from tests.methods.promises.secure_sum_promises import SECURE
 from tests.methods.tuning.adapters_sent import PATHS, num_data_bytes, written
 from tests.methods.tuning.test_exact_factors import FEW_STEPS, SCALING, samples_in, sent_in

@@ -13,7 +13,8 @@ from safetensors.torch import load
 from espalier.errors import EspalierError
 from espalier.messages.records import read
 from tests.bench import Bench, summary
-from tests.methods.promises.promises import Promises, Uninterrupted
+from tests.methods.promises.federations import Uninterrupted
+from tests.methods.promises.promises import Promises
 from tests.methods.tuning.adapters_sent import PATHS, num_data_bytes, sent_adapters, written
 from tests.methods.tuning.test_exact_factors import FEW_STEPS, SCALING, samples_in
 

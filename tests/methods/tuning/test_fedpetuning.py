@@ -28,13 +28,8 @@ from espalier.training.initial_values import initial_adapters
 from strategies.base.checkpoint import CheckpointFolder
 from tests.bench import Bench, Killed, model_files, private_text, results, summary
 from tests.in_process import InProcessGrid
-from tests.methods.promises.promises import (
-    Promises,
-    Uninterrupted,
-    held_out,
-    silent_after_enrolment,
-    third_order_of,
-)
+from tests.methods.promises.federations import Uninterrupted, silent_after_enrolment, third_order_of
+from tests.methods.promises.promises import Promises, held_out
 from tests.methods.tuning.adapters_sent import (
     PATHS,
     added_to_b,

@@ -9,7 +9,8 @@ import torch
 from espalier.errors import EspalierError
 from espalier.messages.records import read
 from tests.bench import Bench, summary
-from tests.methods.promises.promises import Promises, Uninterrupted
+from tests.methods.promises.federations import Uninterrupted
+from tests.methods.promises.promises import Promises
 from tests.methods.tuning.adapters_sent import PATHS, num_data_bytes, sent_adapters, written
 from tests.methods.tuning.test_exact_factors import SCALING, samples_in
 from tests.methods.tuning.test_fedex import SIDES, update

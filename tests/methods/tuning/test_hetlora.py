@@ -25,7 +25,8 @@ from espalier.training.initial_values import initial_adapters
 from strategies.base.rounds import RunFailed
 from tests.bench import Bench, events, private_text, results, summary
 from tests.in_process import InProcessGrid
-from tests.methods.promises.promises import Promises, third_order_of
+from tests.methods.promises.federations import third_order_of
+from tests.methods.promises.promises import Promises
 from tests.methods.tuning.adapters_sent import (
     PATHS,
     added_to_b,

@@ -37,8 +37,10 @@ from server_app.artifacts import mask_analysis, personal_models
 from strategies.base.rounds import RunFailed
 from tests.bench import Bench, Home, private_text, summary
 from tests.in_process import InProcessGrid
+from tests.methods.promises.contracts import assert_planned, outgoing_bytes
+from tests.methods.promises.federations import Uninterrupted
 from tests.methods.promises.personal_promises import PersonalPromises, perplexity_of, samples_of
-from tests.methods.promises.promises import Uninterrupted, assert_planned, held_out, outgoing_bytes
+from tests.methods.promises.promises import held_out
 from tests.run_names import BY_HAND
 from tests.tiny_model import WORDS, save_tiny_llama
 

@@ -39,7 +39,8 @@ from strategies.base.rounds import RunFailed
 from strategies.tuning.fedsoda import sub_model
 from tests.bench import Bench, Home, Killed, model_files, private_text, summary
 from tests.in_process import InProcessGrid
-from tests.methods.promises.promises import Promises, Uninterrupted, held_out
+from tests.methods.promises.federations import Uninterrupted
+from tests.methods.promises.promises import Promises, held_out
 from tests.tiny_model import save_tiny_llama
 
 SMALL: dict[str, Any] = {

@@ -30,8 +30,9 @@ from espalier.settings.tables.fleet import read_fleet
 from strategies.base.rounds import RunFailed
 from strategies.tuning.fedspine.strategy import FedSpine
 from tests.bench import Bench, Home, events, model_files, results, summary
+from tests.methods.promises.contracts import assert_planned, outgoing_bytes
+from tests.methods.promises.federations import Uninterrupted
 from tests.methods.promises.personal_promises import PersonalPromises, perplexity_of, samples_of
-from tests.methods.promises.promises import Uninterrupted, assert_planned, outgoing_bytes
 from tests.methods.tuning.adapters_sent import bodies, sent_adapters
 from tests.tiny_model import WORDS, save_tiny_llama, save_tiny_roberta
 
