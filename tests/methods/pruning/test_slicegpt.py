@@ -1,4 +1,4 @@
-"""SliceGPT: promises of every method, bases compared with pooled texts, and later tuning."""
+"""SliceGPT: promises of every method, and bases compared with pooled texts."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, OPTConfig, OPTForCausalLM
 
 from espalier.errors import EspalierError
-from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.contract import check
 from espalier.messages.contracts import contract_for
 from espalier.messages.message import Header, MessageBody
@@ -23,21 +23,30 @@ from espalier.settings.keys import changed
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
 from tests.bench import Bench, home, model_files, summary
-from tests.federation.tasks.test_recovery import TUNED, perplexity
 from tests.methods.promises.federations import Uninterrupted
 from tests.methods.promises.promises import Promises
 from tests.methods.pruning.test_flap import all_samples
 
 WIDTH = 16
+
+
 KEPT = 12
+
+
 SMALL = {
     "slicegpt.width-pruning-ratio": 0.25,
     "slicegpt.multiple": 4,
     "federation.max-update-ratio": 1e6,
 }
 """Settings without limits: moments of so few tokens differ more than those of real clients."""
+
+
 PLACES = [f"block-{index:04d}-{part}" for index in range(2) for part in ("attn", "mlp")] + ["head"]
+
+
 UPPER = np.triu_indices(WIDTH)
+
+
 PUBLIC = {
     "slicegpt.covariances": "public",
     "slicegpt.public-samples": 10_000,
@@ -377,63 +386,6 @@ def _told(request: Message, reply: Message) -> Message:
     if read(request.content).header.kind == "train":
         reply.content["fields"]["samples"] = 2
     return reply
-
-
-# ----- tuning and evaluation of a sliced model ----------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def sliced(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Execute a run and return its directory."""
-    folder = tmp_path_factory.mktemp("sliced")
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setenv("ESPALIER_STATE_DIR", str(folder / "state"))
-        return Bench(folder, "slicegpt", SMALL).run()
-
-
-@pytest.fixture(autouse=True)
-def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
-
-
-def test_sliced_model_is_tuned_by_federated_lora(tmp_path: Path, sliced: Path) -> None:
-    """The merged model is sliced too and has the reported perplexity."""
-    bench = Bench(tmp_path, "fedpetuning", TUNED | {"model": str(sliced)})
-    folder = bench.run()
-    small = open_model(str(sliced))
-    tuned = OpenedModel(folder / "model")
-    assert (tuned.plan, tuned.config["model_type"]) == (small.plan, "sliced-llama")
-    assert (folder / "model" / "modeling_sliced.py").exists()
-    (metric,) = summary(folder)["metrics"]
-    assert metric["values"]["dense"] == pytest.approx(
-        perplexity(sliced / "model", bench.public), rel=1e-3
-    )
-    assert metric["values"]["federated"] == pytest.approx(
-        perplexity(folder / "model", bench.public), rel=1e-3
-    )
-    assert metric["values"]["federated"] != pytest.approx(metric["values"]["dense"], rel=1e-3)
-    # LoRA does not change these weights.
-    for name in ("attn_shortcut", "input_layernorm"):
-        path = f"model.layers.1.{name}.weight"
-        assert torch.equal(tuned.checkpoint.read(path), small.checkpoint.read(path))
-
-
-def test_sliced_model_is_pruned_to_zeros(tmp_path: Path, sliced: Path) -> None:
-    folder = Bench(tmp_path, "fedprllm", {"model": str(sliced)}).run()
-    assert OpenedModel(folder / "model").plan == open_model(str(sliced)).plan
-    assert summary(folder)["sparsity"]["achieved"] == pytest.approx(0.5, abs=0.02)
-
-
-@pytest.mark.parametrize("method", ["flap", "llm-pruner", "llm-streamline", "sft-p", "slicegpt"])
-def test_structured_methods_refuse_sliced_models(tmp_path: Path, sliced: Path, method: str) -> None:
-    more = {
-        "llm-pruner": {"llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0},
-        "sft-p": {"lora.rank": 2},
-    }
-    bench = Bench(tmp_path, method, {"model": str(sliced), **more.get(method, {})})
-    with pytest.raises(EspalierError, match=r"model_type = 'sliced-llama': .*name "):
-        bench.run()
-    assert not (tmp_path / "runs").exists()
 
 
 def test_public_text_settings_are_read_again() -> None:

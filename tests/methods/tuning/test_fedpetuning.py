@@ -1,9 +1,7 @@
 """FedPETuning: promises of every method, and averages of the clients' adapters."""
 
 import json
-import math
 import shutil
-from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,93 +10,29 @@ import pytest
 import torch
 from flwr.app import Message
 from peft import PeftModel
-from safetensors.torch import load
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from espalier.errors import EspalierError
 from espalier.hf.export.model import ExportError
-from espalier.hf.opening.opened import open_model
-from espalier.messages.blobs.adapters import pack_adapters
-from espalier.messages.ledger import Ledger
 from espalier.messages.message import SCHEMA_VERSION, Header, MessageBody
 from espalier.messages.records import address, read
-from espalier.models.adapters import adapter_plan
-from espalier.settings.tables.lora import LoraSettings
-from espalier.training.initial_values import initial_adapters
-from strategies.base.checkpoint import CheckpointFolder
-from tests.bench import Bench, Killed, model_files, private_text, results, summary
+from tests.bench import Bench, model_files, private_text, summary
 from tests.in_process import InProcessGrid
-from tests.methods.promises.federations import Uninterrupted, silent_after_enrolment, third_order_of
+from tests.methods.promises.federations import Uninterrupted, silent_after_enrolment
 from tests.methods.promises.promises import Promises, held_out
 from tests.methods.tuning.adapters_sent import (
     PATHS,
     added_to_b,
     bodies,
-    num_data_bytes,
     padded_mean,
     sent_adapters,
     svd_mean,
     written,
 )
+from tests.methods.tuning.fedpetuning_runs import FedPETuningRuns
 from tests.run_names import BY_HAND
 
-SHAPES = {"attn.q": (16, 16), "attn.v": (8, 16)}
-"""Shapes (out, in) of the adapted matrices of the bench's model, which has two blocks."""
-BYTES_OF = {
-    "float32": lambda numbers: 4 * numbers,
-    "bfloat16": lambda numbers: 2 * numbers,
-    "nf4": lambda numbers: math.ceil(numbers / 2) + 4 * math.ceil(numbers / 64),
-}
 
-
-def block_bytes(wire_dtype: str, lora_rank: int) -> int:
-    """Return the wire bytes of one block's adapters, computed from the shapes."""
-    return sum(
-        BYTES_OF[wire_dtype](lora_rank * side) for shape in SHAPES.values() for side in shape
-    )
-
-
-def first_adapters(bench: Bench, lora_rank: int = 2) -> dict[str, dict[str, torch.Tensor]]:
-    """Return the initial adapters of every run of the bench.
-
-    B is zero; A is made from the seed by the server and every client.
-    """
-    opened = open_model(str(bench.model))
-    return initial_adapters(
-        adapter_plan(opened.plan, LoraSettings(rank=lora_rank, alpha=2.0 * lora_rank)), 0
-    )
-
-
-def brought(
-    requests: list[Message], server_round: int
-) -> dict[int, dict[str, dict[str, torch.Tensor]]]:
-    """Return the tensors sent to each client before a round, by blob key and name."""
-    found: dict[int, dict[str, dict[str, torch.Tensor]]] = {}
-    for body in (read(request.content) for request in requests):
-        if body.header.kind in ("deliver", "train") and body.header.server_round == server_round:
-            found.setdefault(body.header.client, {}).update(
-                {key: load(blob) for key, blob in body.blobs.items()}
-            )
-    return found
-
-
-class TestFedPETuning(Promises):
-    """Federations with two rounds of a few steps on two matrices of each block."""
-
-    method = "fedpetuning"
-    settings: ClassVar[dict[str, Any]] = {
-        "federation.rounds": 2,
-        "training.steps": 2,
-        "training.batch-size": 2,
-        "training.learning-rate": 0.01,
-        "lora.rank": 2,
-        "lora.alpha": 4.0,
-        "lora.merge": True,
-    }
-    last_round = 1
-    result_round = 3
-    cuts_samples = "all_samples"
-
+class TestFedPETuning(FedPETuningRuns, Promises):
     # ----- the average ----------------------------------------------------------------------------
 
     @pytest.fixture
@@ -280,140 +214,6 @@ class TestFedPETuning(Promises):
         clients = summary(bench.run(**changes))["clients"]
         assert {client["status"] for client in clients} == {"completed"}
 
-    # ----- wire dtypes ----------------------------------------------------------------------------
-
-    @pytest.mark.parametrize("wire_dtype", ["bfloat16", "nf4"])
-    def test_bytes_of_blobs_are_those_of_the_formulas(self, bench: Bench, wire_dtype: str) -> None:
-        changes = {"federation__wire_dtype": wire_dtype, "num_clients": 2}
-        grid = bench.grid(**changes)
-        requests = []
-        grid.before_push = requests.append
-        bench.run(grid, **changes)
-        up = [
-            blob
-            for number in (1, 2)
-            for kind in ("train", "fetch")
-            for blob in self._blobs(grid, number, kind)
-        ]
-        asked = [read(request.content) for request in requests]
-        down = [
-            blob
-            for body in asked
-            if body.header.kind in ("train", "deliver")
-            for blob in body.blobs.values()
-        ]
-        # Two blocks, two rounds, two clients.
-        assert len(up) == 2 * 2 * 2
-        # Two blocks of the second round, two clients.
-        assert len(down) == 2 * 2
-        assert {num_data_bytes(blob) for blob in up + down} == {block_bytes(wire_dtype, 2)}
-
-    def _blobs(self, grid: Any, server_round: int, kind: str) -> list[bytes]:
-        replies = bodies(grid, server_round, kind)
-        return [
-            blob for client in replies for body in replies[client] for blob in body.blobs.values()
-        ]
-
-    def test_first_round_sends_rounded_changes(self, bench: Bench) -> None:
-        changes = {"federation__wire_dtype": "bfloat16"}
-        exact = bench.grid()
-        rounded = bench.grid(**changes)
-        bench.run(exact, federation__rounds=1)
-        bench.run(rounded, **changes, federation__rounds=1)
-        trained = sent_adapters(exact, 1)
-        found = sent_adapters(rounded, 1)
-        start = first_adapters(bench)
-        for client, blobs in trained.items():
-            for key, tensors in blobs.items():
-                assert tensors
-                for name, tensor in tensors.items():
-                    meant = tensor - start[key][name]
-                    assert torch.equal(found[client][key][name], meant.to(torch.bfloat16))
-
-    def test_differences_are_added_before_rounding(self, bench: Bench) -> None:
-        """Replies carry differences from the round's start, pushes from the initial adapters.
-
-        Two rounds are recomputed with loops.
-        """
-        changes = {"federation__wire_dtype": "bfloat16"}
-        grid = bench.grid(**changes)
-        requests = list[Message]()
-        grid.before_push = requests.append
-        folder = bench.run(grid, **changes)
-        first = first_adapters(bench)
-        samples = {
-            client["client"]: client["metrics"]["samples"] for client in summary(folder)["clients"]
-        }
-        kept: dict[str, dict[str, np.ndarray]] = {
-            key: {name: tensor.double().numpy() for name, tensor in block.items()}
-            for key, block in first.items()
-        }
-        for server_round in (1, 2):
-            changed = sent_adapters(grid, server_round)
-            for key, block in kept.items():
-                for name in block:
-                    total = sum(
-                        samples[client] * changed[client][key][name].double().numpy()
-                        for client in samples
-                    )
-                    block[name] = block[name] + total / sum(samples.values())
-            if server_round == 1:
-                for client, blobs in brought(requests, 2).items():
-                    assert set(blobs) == set(kept), client
-                    for key, tensors in blobs.items():
-                        for name, tensor in tensors.items():
-                            moved = torch.from_numpy(
-                                kept[key][name] - first[key][name].double().numpy()
-                            )
-                            torch.testing.assert_close(
-                                tensor.double(), moved, rtol=2**-8, atol=1e-8
-                            )
-        for block_number in (0, 1):
-            for matrix in PATHS:
-                b, a = written(folder, block_number, matrix)
-                np.testing.assert_allclose(
-                    b, kept[f"block-{block_number:04d}"][f"{matrix}.lora_b"], rtol=1e-6, atol=1e-8
-                )
-                np.testing.assert_allclose(
-                    a, kept[f"block-{block_number:04d}"][f"{matrix}.lora_a"], rtol=1e-6, atol=1e-8
-                )
-
-    def test_client_goes_on_without_private_state(self, bench: Bench) -> None:
-        changes = {"federation__wire_dtype": "nf4", "federation__rounds": 3, "part_bytes": 1 << 20}
-        state = bench.folder / "state"
-        grid = bench.grid(**changes)
-        removed = list[Path]()
-        for context in grid.contexts.values():
-            context.node_config["state-dir"] = str(state)
-
-        def lose(message: Message) -> None:
-            header = read(message.content).header
-            if (header.kind, header.server_round, header.client) == ("train", 3, 2):
-                (folder,) = state.glob("*/node-00002")
-                shutil.rmtree(folder)
-                removed.append(folder)
-
-        grid.before_push = lose
-        clients = summary(bench.run(grid, **changes))["clients"]
-        assert len(removed) == 1
-        assert {client["status"] for client in clients} == {"completed"}
-
-    @pytest.mark.parametrize("aggregation", ["factors", "svd"])
-    def test_svd_aggregation_leaves_out_feedback(
-        self, bench: Bench, aggregation: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The rounding losses of A and B belong to other directions after an SVD."""
-        owed = []
-
-        def pack(tensors: Any, wire_dtype: Any, residuals: Any = None) -> Any:
-            owed.append(bool(residuals))
-            return pack_adapters(tensors, wire_dtype, residuals)
-
-        monkeypatch.setattr("client_app.methods.tuning.fedpetuning.pack_adapters", pack)
-        monkeypatch.setattr("strategies.averaging.adapters.pack_adapters", pack)
-        bench.run(federation__wire_dtype="nf4", fedpetuning__aggregation=aggregation)
-        assert any(owed) == (aggregation == "factors")
-
     # ----- layers ---------------------------------------------------------------------------------
 
     def test_only_the_layers_that_were_chosen_change(self, bench: Bench) -> None:
@@ -425,143 +225,6 @@ class TestFedPETuning(Promises):
         )
         changed = {name for name, value in base.items() if not torch.equal(value, merged[name])}
         assert changed == {f"model.layers.1.self_attn.{matrix}_proj.weight" for matrix in "qv"}
-
-    # ----- resumption -----------------------------------------------------------------------------
-
-    @pytest.mark.parametrize(
-        "changes",
-        [
-            {"federation__wire_dtype": "nf4", "fedpetuning__aggregation": "svd"},
-            {
-                "federation__wire_dtype": "nf4",
-                "federation__fleet": "low",
-            },
-        ],
-        ids=["svd", "carried"],
-    )
-    def test_run_killed_within_round_resumes_equal(
-        self, bench: Bench, changes: dict[str, Any]
-    ) -> None:
-        changes = {"federation__rounds": 3, **changes}
-        uninterrupted = bench.run(**changes)
-        folder = bench.killed(third_order_of(2), **changes)
-        resumed = bench.run(resume_from=str(folder), **changes)
-        assert results(resumed) == results(uninterrupted)
-        assert summary(resumed) == summary(uninterrupted)
-
-    def test_set_back_run_resumes_equal(self, bench: Bench) -> None:
-        """This is the documented remedy for a damaged checkpoint.
-
-        A client that was ahead of the server repeats its stored replies.
-        """
-        changes = {"federation__rounds": 3}
-        uninterrupted = bench.run(**changes)
-        folder = bench.killed(third_order_of(3), **changes)
-        (folder / "checkpoint" / "previous.json").replace(folder / "checkpoint" / "state.json")
-        resumed = bench.run(resume_from=str(folder), **changes)
-        assert {client["status"] for client in summary(resumed)["clients"]} == {"completed"}
-        assert model_files(resumed) == model_files(uninterrupted)
-
-    @pytest.mark.parametrize(
-        ("fleet", "clients", "reason"),
-        [
-            (
-                "none.toml",
-                4,
-                "federation.fleet = 'none.toml': there is no none.toml; conf/devices has some",
-            ),
-            ("a\0b", 4, r"federation.fleet = 'a\x00b': '.*' cannot be read: embedded null byte"),
-            ("low", 11, r"federation.fleet = 'low': num-clients = 11: the fleet has 10 devices"),
-        ],
-    )
-    def test_missing_or_too_small_fleet_is_refused(
-        self, bench: Bench, fleet: str, clients: int, reason: str
-    ) -> None:
-        with pytest.raises(EspalierError, match=reason):
-            bench.run(num_clients=clients, federation__fleet=fleet)
-        assert not (bench.folder / "runs").exists()
-
-    @pytest.mark.parametrize(
-        ("place", "name", "entries", "seen"),
-        [
-            (CheckpointFolder, "save", 4, [1]),
-            (Ledger, "record_round", 4, [1, 2]),
-            (Ledger, "record_round", 6, [1, 2]),
-        ],
-        ids=["before its checkpoint", "behind it", "among its times"],
-    )
-    def test_round_times_are_told_once_despite_kills(
-        self,
-        bench: Bench,
-        monkeypatch: pytest.MonkeyPatch,
-        place: type,
-        name: str,
-        entries: int,
-        seen: list[int],
-    ) -> None:
-        """The server is killed in round 2 at three places.
-
-        - before the checkpoint, so that the round is repeated
-        - after the checkpoint, before the entries of the ledger
-        - among the entries of the ledger
-        """
-        changes = {"federation__rounds": 3, "federation__fleet": "low"}
-        usual = getattr(place, name)
-        calls = list[int]()
-
-        def fail(self: Any, first: Any, *rest: Any) -> None:
-            calls.append(1)
-            if len(calls) > entries if place is Ledger else first == 2:
-                raise Killed
-            usual(self, first, *rest)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(place, name, fail)
-            with pytest.raises(Killed):
-                bench.run(**changes)
-        (killed,) = bench.runs()
-        assert len(self._told(killed)) == entries
-        assert [one["round"] for one in summary(killed)["clients"][0]["rounds"]] == seen, (
-            "of finished rounds alone"
-        )
-        folder = bench.run(resume_from=str(killed), **changes)
-        assert self._told(folder) == [
-            (number, client) for number in (1, 2, 3) for client in range(4)
-        ]
-        rounds = [
-            [one["round"] for one in client["rounds"]] for client in summary(folder)["clients"]
-        ]
-        assert rounds == 4 * [[1, 2, 3]]
-
-    def _told(self, folder: Path) -> list[tuple[int, int]]:
-        """Return rounds and clients whose times are in the ledger."""
-        entries = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
-        return [(entry["round"], entry["client"]) for entry in entries if entry["kind"] == "round"]
-
-    def test_a_torn_ledger_does_not_hold_a_run_up(self, bench: Bench) -> None:
-        """A machine that goes down may leave half a line; its time is recorded again."""
-        changes = {"federation__rounds": 2, "federation__fleet": "low"}
-        folder = bench.killed(lambda header: header.server_round == 2, **changes)
-        ledger = folder / "ledger.jsonl"
-        lines = ledger.read_text().splitlines(keepends=True)
-        last = max(place for place, line in enumerate(lines) if '"kind": "round"' in line)
-        ledger.write_text("".join(lines[:last]) + lines[last][:-20])
-        resumed = bench.run(resume_from=str(folder), **changes)
-        readable = [
-            line
-            for line in (resumed / "ledger.jsonl").read_text().splitlines()
-            if line.endswith("}")
-        ]
-        told = [entry["round"] for entry in map(json.loads, readable) if entry["kind"] == "round"]
-        assert Counter(told) == {1: 4, 2: 4}
-
-    def test_a_ledger_that_cannot_be_read_is_named(self, bench: Bench) -> None:
-        changes = {"federation__rounds": 2}
-        folder = bench.killed(lambda header: header.server_round == 2, **changes)
-        (folder / "ledger.jsonl").unlink()
-        (folder / "ledger.jsonl").mkdir()
-        with pytest.raises(EspalierError, match=r"ledger\.jsonl: cannot be read: Is a directory"):
-            bench.run(resume_from=str(folder), **changes)
 
     # ----- refusals of a site ---------------------------------------------------------------------
 
