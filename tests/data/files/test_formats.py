@@ -1,9 +1,5 @@
-"""The same records in every format give the same passages and items; damaged files are named."""
+"""The same records in every format give the same passages and items."""
 
-import csv
-import gzip
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,92 +12,19 @@ from espalier.data.files.formats import open_rows
 from espalier.data.files.tables import DelimitedRows
 from espalier.data.passages import split
 from espalier.errors import EspalierError
-from espalier.settings.node import NodeSettings, parse_node, simulated_node
+from espalier.settings.node import parse_node
 from espalier.settings.run import parse
 from espalier.settings.tables.data import DataSettings
-
-pyarrow = pytest.importorskip("pyarrow", reason="the extra 'hub' is not installed")
-
-SECRET = "Anna K."
-RECORDS = [
-    {
-        "text": f'note {n % 40}\n\nof ward {n % 7}, "{SECRET}";\tné',
-        "ward": f"w{n % 5}",
-        "sex": n % 2,
-    }
-    for n in range(600)
-]
-
-
-def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-
-
-def write_table(path: Path, records: list[dict[str, Any]], delimiter: str) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(records[0]), delimiter=delimiter)
-        writer.writeheader()
-        writer.writerows(records)
-
-
-def write_parquet(path: Path, records: list[dict[str, Any]]) -> None:
-    from pyarrow import parquet
-
-    parquet.write_table(pyarrow.Table.from_pylist(records), path, row_group_size=70)
-
-
-def write_arrow(path: Path, records: list[dict[str, Any]], stream: bool) -> None:
-    table = pyarrow.Table.from_pylist(records)
-    new = pyarrow.ipc.new_stream if stream else pyarrow.ipc.new_file
-    with pyarrow.OSFile(str(path), "wb") as file, new(file, table.schema) as writer:
-        writer.write_table(table, max_chunksize=90)
-
-
-def write_saved(path: Path, records: list[dict[str, Any]], splits: bool) -> None:
-    datasets = pytest.importorskip("datasets")
-    found = datasets.Dataset.from_list(records)
-    if splits:
-        found = datasets.DatasetDict({"train": found, "test": found.select([0])})
-    found.save_to_disk(str(path))
-
-
-def write_parts(path: Path, records: list[dict[str, Any]]) -> None:
-    path.mkdir()
-    for part in range(3):
-        write_lines(path / f"{part}.jsonl", records[part * 200 : (part + 1) * 200])
-    (path / ".hidden").write_text("not data")
-
-
-def pack(path: Path, write: Callable[[Path], None]) -> None:
-    plain = path.with_suffix("")
-    write(plain)
-    data = plain.read_bytes()
-    plain.unlink()
-    packed = (
-        gzip.compress(data)
-        if path.suffix == ".gz"
-        else pyarrow.Codec("zstd").compress(data, asbytes=True)
-    )
-    path.write_bytes(packed)
-
-
-FORMATS: dict[str, Callable[[Path, list[dict[str, Any]]], None]] = {
-    "a.jsonl": write_lines,
-    "a.ndjson": write_lines,
-    "lines.json": write_lines,
-    "a.json": lambda path, records: path.write_text(json.dumps(records, indent=1)) and None,
-    "a.csv": lambda path, records: write_table(path, records, ","),
-    "semicolons.csv": lambda path, records: write_table(path, records, ";"),
-    "a.tsv": lambda path, records: write_table(path, records, "\t"),
-    "a.parquet": write_parquet,
-    "a.arrow": lambda path, records: write_arrow(path, records, False),
-    "a.feather": lambda path, records: write_arrow(path, records, True),
-    "saved": lambda path, records: write_saved(path, records, False),
-    "splits": lambda path, records: write_saved(path, records, True),
-    "parts": write_parts,
-    "a.jsonl.gz": lambda path, records: pack(path, lambda plain: write_lines(plain, records)),
-    "a.csv.zst": lambda path, records: pack(path, lambda plain: write_table(plain, records, ",")),
-}
+from tests.data.files.written_files import (
+    FORMATS,
+    RECORDS,
+    SECRET,
+    node,
+    shares,
+    write_lines,
+    write_parts,
+    write_table,
+)
 
 
 @pytest.fixture(params=[False, True], ids=["in memory", "index on disk"])
@@ -110,16 +33,6 @@ def indexed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if request.param:
         monkeypatch.setattr(corpus_index, "LARGE_BYTES", 0)
         monkeypatch.setattr(corpus_index, "ROWS_AT_ONCE", 50)
-
-
-def node(tmp_path: Path) -> NodeSettings:
-    return simulated_node(state_dir=str(tmp_path / "state"))
-
-
-def shares(tmp_path: Path, path: Path, **data: Any) -> list[tuple[list[str], list[str]]]:
-    settings = DataSettings(path=str(path), **data)
-    found = [split_passages(settings, node(tmp_path), client, 3, 1) for client in range(3)]
-    return [(list(own), list(held_out)) for own, held_out in found]
 
 
 @pytest.mark.usefixtures("indexed")
@@ -299,118 +212,3 @@ def test_semicolons_separate_only_without_a_comma_in_the_header(tmp_path: Path) 
     path.write_text("id,text;note\n1,one;two\n")
     (row,) = DelimitedRows(str(path), "data.path", ",").rows(["text;note"])
     assert row.record == {"id": "1", "text;note": "one;two"}
-
-
-def truncated(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-200])
-
-
-WRONG: dict[str, tuple[str, Callable[[Path], Any], str]] = {
-    "latin-1": (
-        "a.csv",
-        lambda path: path.write_bytes("text\nné\n".encode("latin-1")),
-        "byte 6 is not UTF-8.*Latin-1",
-    ),
-    "utf-16": (
-        "a.csv",
-        lambda path: path.write_bytes("text\nné\n".encode("utf-16")),
-        "the file is UTF-16, not UTF-8",
-    ),
-    "one field more": (
-        "a.csv",
-        lambda path: path.write_text(f"text,b\na,b\n{SECRET},b,c\n"),
-        "row 2 has 3 fields, the header has 2",
-    ),
-    "an open quote": ("a.csv", lambda path: path.write_text(f'text\n"{SECRET}\n'), "is not CSV"),
-    "two names": (
-        "a.csv",
-        lambda path: path.write_text("text,text\na,b\n"),
-        "two columns of the header have the same name",
-    ),
-    "a header only": ("a.csv", lambda path: path.write_text("text\n"), "the file is empty"),
-    "nothing": ("a.tsv", lambda path: path.write_text(""), "the file is empty"),
-    "no column": (
-        "a.csv",
-        lambda path: path.write_text(f"note\n{SECRET}\n"),
-        "has no field 'text', it has the fields note; set data.field",
-    ),
-    "no parquet column": (
-        "a.parquet",
-        lambda path: write_parquet(path, [{"note": SECRET}]),
-        "has no field 'text', it has the fields note; set data.field",
-    ),
-    "null": (
-        "a.parquet",
-        lambda path: write_parquet(path, [{"text": "a"}, {"text": None}]),
-        "row 2, field 'text' is not a string but null; remove",
-    ),
-    "a list": (
-        "a.parquet",
-        lambda path: write_parquet(path, [{"text": [SECRET]}]),
-        "row 1, field 'text' is not a string but a list",
-    ),
-    "half a parquet": (
-        "a.parquet",
-        lambda path: (write_parquet(path, RECORDS), truncated(path)),
-        r"cannot be read \(ArrowInvalid.*copy or export the file again",
-    ),
-    "half an arrow": (
-        "a.arrow",
-        lambda path: (write_arrow(path, RECORDS, False), truncated(path)),
-        "cannot be read",
-    ),
-    "text in parquet": ("a.parquet", lambda path: path.write_text(SECRET), "cannot be read"),
-    "half a gzip": (
-        "a.jsonl.gz",
-        lambda path: (FORMATS["a.jsonl.gz"](path, RECORDS), truncated(path)),
-        "the gzip data are damaged or end early",
-    ),
-    "half a zstd": (
-        "a.csv.zst",
-        lambda path: (FORMATS["a.csv.zst"](path, RECORDS), truncated(path)),
-        "the Zstandard data are damaged or end early",
-    ),
-    "an object": (
-        "a.json",
-        lambda path: path.write_text(f'[{{"text": "a"}}, "{SECRET}"]'),
-        "element 2 of the array is not a JSON object but a string",
-    ),
-    "half an array": (
-        "a.json",
-        lambda path: path.write_text(f'[{{"text": "{SECRET}"}}, '),
-        "is not JSON",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_file_is_named_and_not_quoted(name: str, tmp_path: Path) -> None:
-    file, write, told = WRONG[name]
-    write(tmp_path / file)
-    with pytest.raises(EspalierError, match=rf"{tmp_path / file}.*{told}") as refused:
-        shares(tmp_path, tmp_path / file)
-    assert SECRET not in str(refused.value)
-
-
-def test_files_of_several_formats_are_refused(tmp_path: Path) -> None:
-    write_parts(tmp_path / "parts", RECORDS)
-    (tmp_path / "parts" / "README.md").write_text("about these data")
-    with pytest.raises(EspalierError, match=r"different formats \(\.jsonl, text\)"):
-        shares(tmp_path, tmp_path / "parts")
-
-
-def test_a_split_that_was_not_saved_is_refused(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    found = datasets.DatasetDict({"test": datasets.Dataset.from_list(RECORDS)})
-    found.save_to_disk(str(tmp_path / "saved"))
-    with pytest.raises(EspalierError, match="has no split 'train', only test"):
-        shares(tmp_path, tmp_path / "saved")
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("field", "note"), ("group", "ward"), ("partition_field", "ward")]
-)
-def test_a_text_file_has_no_fields(key: str, value: str, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("one\n\ntwo")
-    with pytest.raises(EspalierError, match=rf"{key.replace('_', '-')} = '{value}': .* text file"):
-        shares(tmp_path, tmp_path / "a.txt", **{key: value})

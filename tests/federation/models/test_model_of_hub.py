@@ -10,7 +10,7 @@ import pytest
 from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel
 from tests.bench import Bench, summary
-from tests.federation.sites.test_own_sites import OneSite
+from tests.federation.sites.one_site import OneSite
 from tests.hf.hub_server import COMMIT, Hub, serving
 from tests.run_names import named
 

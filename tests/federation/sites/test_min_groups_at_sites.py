@@ -10,7 +10,7 @@ import pytest
 from client_app.node.check_node import look
 from espalier.errors import EspalierError
 from tests.bench import LOCAL_ONLY, Bench, private_text
-from tests.federation.sites.test_own_sites import OneSite
+from tests.federation.sites.one_site import OneSite
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from espalier.models.adapters import adapter_plan
 from espalier.settings.run import parse
 from espalier.training.adapted_model import AdaptedModel
 from tests.bench import Bench, home, summary
-from tests.federation.tasks.test_tuning_tasks import bench_of, metric, reviews
+from tests.federation.tasks.task_runs import bench_of, metric, reviews
 
 CPU = Computing(torch.device("cpu"), torch.float32, 1)
 TUNED: dict[str, Any] = {

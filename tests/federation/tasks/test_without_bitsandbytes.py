@@ -19,7 +19,7 @@ from espalier.launch.configuration import configuration
 from server_app.estimate.command import main as planning
 from strategies.base.rounds import RunFailed
 from tests.bench import ROOT
-from tests.federation.tasks.test_tuning_tasks import bench_of, reviews
+from tests.federation.tasks.task_runs import bench_of, reviews
 from tests.tiny_model import save_tiny_roberta
 
 REMEDY = (

@@ -9,11 +9,7 @@ from tests.methods.promises.federations import Federations
 from tests.tiny_model import save_tiny_llama
 
 BLOCKS = 4
-
-
 STEPS = 3
-
-
 RATE = 1e-2
 
 

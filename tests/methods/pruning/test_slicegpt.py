@@ -28,25 +28,15 @@ from tests.methods.promises.promises import Promises
 from tests.methods.pruning.test_flap import all_samples
 
 WIDTH = 16
-
-
 KEPT = 12
-
-
 SMALL = {
     "slicegpt.width-pruning-ratio": 0.25,
     "slicegpt.multiple": 4,
     "federation.max-update-ratio": 1e6,
 }
 """Settings without limits: moments of so few tokens differ more than those of real clients."""
-
-
 PLACES = [f"block-{index:04d}-{part}" for index in range(2) for part in ("attn", "mlp")] + ["head"]
-
-
 UPPER = np.triu_indices(WIDTH)
-
-
 PUBLIC = {
     "slicegpt.covariances": "public",
     "slicegpt.public-samples": 10_000,

@@ -9,8 +9,6 @@ from tests.methods.promises.federations import Federations
 
 SIDES = 16 + 16 + 16 + 8
 """Inputs and outputs of the adapted matrices of one block; the bench's model has two blocks."""
-
-
 PRUNED = {
     "hetlora__regularisation": 1.0,
     "federation__rounds": 3,

@@ -9,7 +9,6 @@ import torch
 from flwr.app import Message
 from numpy.typing import NDArray
 from safetensors.torch import load
-from tests.methods.tuning.test_fedpetuning_wire_dtypes import brought, first_adapters
 
 from espalier.messages.records import read
 from tests.bench import Bench
@@ -18,6 +17,7 @@ from tests.methods.promises.federations import Uninterrupted
 from tests.methods.promises.promises import Promises
 from tests.methods.promises.secure_sum_promises import SECURE
 from tests.methods.tuning.adapters_sent import PATHS, bodies, num_data_bytes, written
+from tests.methods.tuning.test_fedpetuning_wire_dtypes import brought, first_adapters
 
 FEW_STEPS: dict[str, Any] = {
     "federation.rounds": 2,

@@ -23,8 +23,6 @@ from tests.methods.tuning.fedpetuning_runs import FedPETuningRuns
 
 SHAPES = {"attn.q": (16, 16), "attn.v": (8, 16)}
 """Shapes (out, in) of the adapted matrices of the bench's model, which has two blocks."""
-
-
 BYTES_OF = {
     "float32": lambda numbers: 4 * numbers,
     "bfloat16": lambda numbers: 2 * numbers,

@@ -5,16 +5,12 @@ from typing import Any, ClassVar
 from tests.methods.promises.federations import Federations
 
 FISHER = {"llm-pruner.element": "squared", "llm-pruner.selection": "search"}
-
-
 SMALL = {
     "llm-pruner.pruning-ratio": 0.3,
     "llm-pruner.spare-first": 0,
     "llm-pruner.spare-last": 0,
     **FISHER,
 }
-
-
 TUNED = {
     **SMALL,
     "llm-pruner.rearrange": "all",

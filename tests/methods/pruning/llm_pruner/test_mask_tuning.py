@@ -24,8 +24,6 @@ from tests.methods.pruning.llm_pruner.test_llm_pruner import SIDES, searched_by_
 from tests.methods.pruning.test_flap import all_samples
 
 DAMPING = 0.01
-
-
 PLACES = [(index, kind) for index in range(2) for kind in SIDES]
 
 

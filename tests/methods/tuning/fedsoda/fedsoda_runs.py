@@ -34,8 +34,6 @@ SMALL: dict[str, Any] = {
     "fedsoda.public-samples": 4,
     "part-bytes": 65536,
 }
-
-
 BLOCKS = 4
 
 

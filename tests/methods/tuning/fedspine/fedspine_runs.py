@@ -16,18 +16,12 @@ from espalier.models.structure import Structure
 from tests.methods.promises.federations import Federations
 
 GROUP = 384
-
-
 CHANNEL = 48
 """Parameters of a prunable group of the bench's model.
 
 The model has two blocks with 2 attention groups and 24 channels each; its hidden size is 16.
 """
-
-
 UNITS = 2 * (2 + 24)
-
-
 PATHS = {
     "attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj", "attn.v": "self_attn.v_proj", "attn.o": "self_attn.o_proj",
     "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj",

@@ -24,7 +24,7 @@ from espalier.messages.records import read
 from espalier.models.structure import Structure
 from espalier.settings.run import parse
 from tests.bench import LOCAL_ONLY, Bench, Home, home, results, summary
-from tests.federation.tasks.test_tuning_tasks import reviews, write
+from tests.federation.tasks.task_runs import reviews, write
 from tests.in_process import InProcessGrid
 from tests.methods.tuning.adapters_sent import Sent, sent_adapters
 from tests.tiny_model import save_tiny_roberta
