@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 TITLES = {"llama3-8b": "LLaMA3-8B", "qwen2-7b": "Qwen2-7B", "mistral-7b": "Mistral-7B"}
-"""Name in the paper by known shape (``benchmarks.published_models``)."""
+"""Name in the paper by known shape (``benchmarks.models.published_models``)."""
 
 RANK = 8
 ADAPTER_LAYERS = 3

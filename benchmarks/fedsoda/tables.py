@@ -12,8 +12,8 @@ from statistics import fmean
 from typing import get_args
 
 from benchmarks.fedsoda import counts, paper
-from benchmarks.footprint import Footprint, footprint
-from benchmarks.published_models import Tuned, tuned
+from benchmarks.models.footprint import Footprint, footprint
+from benchmarks.models.published_models import Tuned, tuned
 from espalier.settings.tables.federation import WireDtype
 from espalier.settings.tables.lora import LoraSettings
 from espalier.storage.atomic import write_bytes

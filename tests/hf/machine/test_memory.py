@@ -17,7 +17,7 @@ from transformers import (
     RobertaConfig,
 )
 
-from benchmarks.footprint import Footprint, footprint
+from benchmarks.models.footprint import Footprint, footprint
 from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing
 from espalier.hf.nf4.matrices import bitsandbytes

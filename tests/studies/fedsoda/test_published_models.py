@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.published_models import SHAPES, Tuned, tuned
+from benchmarks.models.published_models import SHAPES, Tuned, tuned
 from espalier.messages.tensor_blobs import wire_specs
 from espalier.settings.tables.federation import WireDtype
 from espalier.settings.tables.lora import LoraSettings

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification
 
-from benchmarks.fedspine import cuts, encoder_masks, task_study, tasks
-from benchmarks.fedspine.encoder_masks import Place, mask_gradients, mask_tuned, masked
+from benchmarks.fedspine.tasks import cuts, encoder_masks, runs
+from benchmarks.fedspine.tasks import study as task_study
+from benchmarks.fedspine.tasks.encoder_masks import Place, mask_gradients, mask_tuned, masked
 from espalier.data.tasks.item import Batch
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.whole.adapters import module_path
@@ -132,7 +133,7 @@ def test_encoder_is_cut_after_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(
         cuts, "LAST", {name: (run, how | spared) for name, (run, how) in cuts.LAST.items()}
     )
-    monkeypatch.setattr(tasks, "DEVICES", 2)
+    monkeypatch.setattr(runs, "DEVICES", 2)
     found = list[Mapping[Place, Tensor]]()
 
     def noted(*arguments: Any) -> encoder_masks.MaskTuned:
@@ -140,7 +141,7 @@ def test_encoder_is_cut_after_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert made.pruned >= 0.5
         return made
 
-    monkeypatch.setattr(tasks, "mask_tuned", noted)
+    monkeypatch.setattr(runs, "mask_tuned", noted)
     records(tmp_path / "test.jsonl", 12)
     task_study.work(given(tmp_path, "--train", str(records(tmp_path / "train.jsonl", 60))))
     rows = list(csv.DictReader((tmp_path / "fedspine-sst2.csv").open()))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import random_llama, random_roberta
 from benchmarks.fedspine import steps
+from benchmarks.models import random_llama, random_roberta
 from espalier.errors import EspalierError
 
 

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fedspine import task_report, tasks
-from benchmarks.fedspine.compared import AT_ONCE_LAST
-from benchmarks.fedspine.fleets_and_alphas import by_alpha, by_fleet, times_by_alpha
-from benchmarks.fedspine.other_clock import retimed
-from benchmarks.fedspine.task_results import Found, found_in
+from benchmarks.fedspine.tasks import report as task_report
+from benchmarks.fedspine.tasks import runs
+from benchmarks.fedspine.tasks.compared import AT_ONCE_LAST
+from benchmarks.fedspine.tasks.fleets_and_alphas import by_alpha, by_fleet, times_by_alpha
+from benchmarks.fedspine.tasks.other_clock import retimed
+from benchmarks.fedspine.tasks.results import Found, found_in
 from benchmarks.reporting.rows import Rows
 from espalier.settings.tables.fleet import Fleet
 from strategies.fleet import fleet_of
@@ -62,16 +63,16 @@ def test_fleet_times_follow_operations_and_bytes() -> None:
 
 def test_late_cut_counts_with_its_rounds(tmp_path: Path) -> None:
     conditions = {"settings": {"federation.rounds": 10}}
-    rows = Rows(tmp_path / "fedspine-sst2.csv", tasks.KEYS, tasks.FIGURES, conditions)
+    rows = Rows(tmp_path / "fedspine-sst2.csv", runs.KEYS, runs.FIGURES, conditions)
     curves = Rows(
-        tmp_path / "fedspine-sst2-curves.csv", tasks.CURVE_KEYS, tasks.CURVE_FIGURES, conditions
+        tmp_path / "fedspine-sst2-curves.csv", runs.CURVE_KEYS, runs.CURVE_FIGURES, conditions
     )
     for model, seconds, score in (("bandits", 40.0, 0.7), (AT_ONCE_LAST, 60.0, 0.8)):
         key = {"seed": 0, "fleet": "high", "share": 0.5, "model": model}
-        rows.add(key, **dict.fromkeys(tasks.FIGURES, 0.0) | {"seconds": seconds, "score": score})
+        rows.add(key, **dict.fromkeys(runs.FIGURES, 0.0) | {"seconds": seconds, "score": score})
         if model == "bandits":
             curves.add({**key, "round": 6}, seconds=30.0, score=0.7, worst=0.6)
-    found = found_in(tasks.Files(rows, curves), "acc")
+    found = found_in(runs.Files(rows, curves), "acc")
     assert found.targets("high", "0.5") == {"0": 0.7}
     assert [found.seconds_to("high", "0.5", model) for model in ("bandits", AT_ONCE_LAST)] == [
         {"0": 30.0},

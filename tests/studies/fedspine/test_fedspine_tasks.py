@@ -9,8 +9,9 @@ from statistics import fmean
 import pytest
 import torch
 
-from benchmarks.fedspine import cuts, task_study, tasks
-from benchmarks.fedspine.compared import CHOICES
+from benchmarks.fedspine.tasks import cuts, runs
+from benchmarks.fedspine.tasks import study as task_study
+from benchmarks.fedspine.tasks.compared import CHOICES
 from benchmarks.reports import write_again
 from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing
@@ -59,17 +60,17 @@ def given(folder: Path, *words: str) -> argparse.Namespace:
 
 @pytest.mark.slow
 def test_a_row_is_what_its_run_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "CHOICES", {"bandits": {}, "schedule": CHOICES["schedule"]})
-    monkeypatch.setattr(tasks, "DEVICES", 3)
-    monkeypatch.setattr(tasks, "GRID", ((0.3, 8), (0.3, 32)))
+    monkeypatch.setattr(runs, "CHOICES", {"bandits": {}, "schedule": CHOICES["schedule"]})
+    monkeypatch.setattr(runs, "DEVICES", 3)
+    monkeypatch.setattr(runs, "GRID", ((0.3, 8), (0.3, 32)))
     records(tmp_path / "test.jsonl", ITEMS)
     train = records(tmp_path / "train.jsonl", 120)
-    monkeypatch.setattr(tasks, "UNPRUNED", {"FedPETuning": {"method": "fedpetuning"}})
+    monkeypatch.setattr(runs, "UNPRUNED", {"FedPETuning": {"method": "fedpetuning"}})
     task_study.work(given(tmp_path, "--train", str(train), "--parts", "methods", "grid"))
     rows = (tmp_path / "fedspine-sst2.csv").read_text().splitlines()
     names = rows[0].split(",")
     found = {row.split('"')[1] if '"' in row else row.split(",")[3]: row for row in rows[1:]}
-    by_samples = {f"{name}, weights by samples" for name in ("bandits", tasks.UNPRUNED_BANDIT)}
+    by_samples = {f"{name}, weights by samples" for name in ("bandits", runs.UNPRUNED_BANDIT)}
     assert found.keys() == {
         "FedPETuning",
         "bandits",
@@ -106,7 +107,7 @@ def test_full_weights_or_head_are_averaged(tmp_path: Path, monkeypatch: pytest.M
 
     Bytes and operations are computed by hand.
     """
-    monkeypatch.setattr(tasks, "DEVICES", 3)
+    monkeypatch.setattr(runs, "DEVICES", 3)
     records(tmp_path / "test.jsonl", ITEMS)
     train = records(tmp_path / "train.jsonl", 120)
     seen = list[tuple[int, set[float]]]()
@@ -170,7 +171,7 @@ def test_llm_pruner_cuts_before_or_after_rounds(
         cuts, "LAST", {name: (run, how | spared) for name, (run, how) in cuts.LAST.items()}
     )
     monkeypatch.setattr(cuts, "SEQUENCE_LENGTH", 16)
-    monkeypatch.setattr(tasks, "DEVICES", 2)
+    monkeypatch.setattr(runs, "DEVICES", 2)
     records(tmp_path / "test.jsonl", ITEMS)
     train = records(tmp_path / "train.jsonl", 60)
     model = save_tiny_llama(tmp_path / "llama", positions=256)
@@ -197,7 +198,7 @@ def test_other_fleet_s_figures_equal_its_own_run(
 
     Its figures for another fleet equal those of a run with that fleet's clock.
     """
-    monkeypatch.setattr(tasks, "DEVICES", 3)
+    monkeypatch.setattr(runs, "DEVICES", 3)
     records(tmp_path / "test.jsonl", ITEMS)
     words = [
         "--train",
@@ -213,7 +214,7 @@ def test_other_fleet_s_figures_equal_its_own_run(
         "0-high-0-FedPETuning",
         "0-high-0.3-schedule",
     }
-    monkeypatch.setattr(tasks, "depends_on_times", lambda settings: True)
+    monkeypatch.setattr(runs, "depends_on_times", lambda settings: True)
     task_study.work(
         given(
             tmp_path,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.flap_variance import running_figure, running_moments
+from benchmarks.accuracy.flap_variance import running_figure, running_moments
 from pruning_kernels.groups.fluctuation import moments_of
 
 

@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
-from benchmarks import nf4_base
+from benchmarks.memory import nf4_base
 from benchmarks.reporting.rows import Rows
 from espalier.errors import EspalierError
 from espalier.hf.nf4 import cache as quantised_cache

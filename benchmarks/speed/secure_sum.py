@@ -1,6 +1,6 @@
 """Bytes and seconds of secure sums next to plain sums, for 3, 8, 32 and 100 clients.
 
-    python -m benchmarks.secure_sum [--methods pooled-pruning] [--clients 3 8 32 100]
+    python -m benchmarks.speed.secure_sum [--methods pooled-pruning] [--clients 3 8 32 100]
 
 Bytes are those of a run's plan, which a test compares with the bytes of real runs. Seconds are
 those of the program's own functions on one core, with summands of random numbers of the right

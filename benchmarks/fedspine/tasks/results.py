@@ -3,9 +3,15 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.fedspine import cuts
-from benchmarks.fedspine.compared import AT_ONCE_FIRST, AT_ONCE_LAST, BANDIT, CHOICES, UNPRUNED
-from benchmarks.fedspine.tasks import BY_SAMPLES, KEYS, Files
+from benchmarks.fedspine.tasks import cuts
+from benchmarks.fedspine.tasks.compared import (
+    AT_ONCE_FIRST,
+    AT_ONCE_LAST,
+    BANDIT,
+    CHOICES,
+    UNPRUNED,
+)
+from benchmarks.fedspine.tasks.runs import BY_SAMPLES, KEYS, Files
 from benchmarks.reporting.rows import Row
 
 METHODS = (*UNPRUNED, *CHOICES, *BY_SAMPLES, cuts.FIRST, *cuts.LAST, AT_ONCE_FIRST, AT_ONCE_LAST)

@@ -1,6 +1,6 @@
 """Speed of the pruning kernels relative to memory speed and plain code, as a Markdown table.
 
-    python benchmarks/kernels.py [--rows 4096] [--columns 11008] [--voters 64] [--threads 2]
+    python benchmarks/speed/kernels.py [--rows 4096] [--columns 11008] [--voters 64] [--threads 2]
     [--device cuda]
 
 All measurements are in one run on one matrix. Each is the best of several repetitions after a first

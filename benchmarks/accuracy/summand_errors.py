@@ -1,6 +1,6 @@
 """Rounding of summands: what a server decides from integer sums and from plain float replies.
 
-    python -m benchmarks.summand_errors [--model demo] [--clients 8] [--samples 8]
+    python -m benchmarks.accuracy.summand_errors [--model demo] [--clients 8] [--samples 8]
 
 Clients have parts of Python's documentation. FLAP is also compared with means and spreads in
 float32, as its clients sent them before they sent sums.
@@ -192,7 +192,7 @@ def slicegpt_lines(
 def main() -> None:
     """Print a line for each method and way."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.summand_errors",
+        prog="python -m benchmarks.accuracy.summand_errors",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

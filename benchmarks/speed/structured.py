@@ -1,6 +1,6 @@
 """Size, memory and time of smaller models: 20% and 50% of the blocks' parameters removed.
 
-    python -m benchmarks.structured [--shape 0.1b] [--prompt 128] [--new 16] [--repeats 3] [--dtype
+    python -m benchmarks.speed.structured [--shape 0.1b] [--prompt 128] [--new 16] [--repeats 3] [--dtype
     float32] [--device cpu]
 
 A LLaMA of random weights is made first (bf16, a shard per block, in a temporary directory). The
@@ -25,8 +25,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.larger_than_memory import peak
-from benchmarks.random_llama import SHAPES, save_model
+from benchmarks.memory.larger_than_memory import peak
+from benchmarks.models.random_llama import SHAPES, save_model
 from benchmarks.reporting.panels import Panel, Reference, Series, StudyFigure, draw, picture
 from benchmarks.reporting.tables import head_of
 from espalier.hf.export.model import export_edited
@@ -176,7 +176,7 @@ def _in_a_fresh_process(given: argparse.Namespace, variant: str) -> dict[str, fl
         f"--{key}={getattr(given, key)}"
         for key in ("prompt", "new", "dtype", "device", "threads", "model")
     ]
-    command = [sys.executable, "-m", "benchmarks.structured", "--measure", variant, *words]
+    command = [sys.executable, "-m", "benchmarks.speed.structured", "--measure", variant, *words]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -255,7 +255,7 @@ def _figure(rows: dict[str, dict[str, float]], repeats: int) -> StudyFigure:
 def main() -> int:
     """Run the study, or one measurement of it with ``--measure``."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.structured",
+        prog="python -m benchmarks.speed.structured",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,6 +1,6 @@
 """Savings and costs of a base model in NF4: one client's LoRA training over four bases.
 
-    python -m benchmarks.nf4_base --text FILE [--model DIRECTORY] [--steps 40] [--batch-size 8]
+    python -m benchmarks.memory.nf4_base --text FILE [--model DIRECTORY] [--steps 40] [--batch-size 8]
     [--sequence-length 256]
 
 Without ``--model`` a LLaMA of 300 million random weights is made first (bf16, 0.6 GB in a temporary
@@ -27,9 +27,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.footprint import footprint
-from benchmarks.larger_than_memory import peak
-from benchmarks.random_llama import Shape, save_model
+from benchmarks.memory.larger_than_memory import peak
+from benchmarks.models.footprint import footprint
+from benchmarks.models.random_llama import Shape, save_model
 from benchmarks.reporting.panels import Panel, Series, StudyFigure, draw, picture, seeds_note
 from benchmarks.reporting.rows import Rows
 from benchmarks.reporting.tables import head_of, mean_and_spread
@@ -180,7 +180,7 @@ def _sequences(settings: RunSettings, model: OpenedModel) -> tuple[Sequences, Sc
 
 def _in_a_fresh_process(flat: Mapping[str, Any], cache: Path, train: bool) -> dict[str, float]:
     task = json.dumps({"flat": flat, "cache": str(cache), "train": train})
-    command = [sys.executable, "-m", "benchmarks.nf4_base", "--measure", task]
+    command = [sys.executable, "-m", "benchmarks.memory.nf4_base", "--measure", task]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise InputError(
@@ -306,7 +306,7 @@ def _conditions(
 
 
 def _arguments() -> argparse.Namespace:
-    parser = new_parser("benchmarks.nf4_base", __doc__)
+    parser = new_parser("benchmarks.memory.nf4_base", __doc__)
     add_arguments(parser, "sequence-length seeds threads device out", threads=2)
     parser.add_argument("--model", default="", help="directory of a Hugging Face decoder")
     parser.add_argument(

@@ -1,6 +1,6 @@
 """Overhead of Flower, Ray and processes over the work itself.
 
-    python -m benchmarks.orchestration [--method fedprllm] [--clients 4] [--samples 4] [--model
+    python -m benchmarks.speed.orchestration [--method fedprllm] [--clients 4] [--samples 4] [--model
     DIRECTORY]
 
 The same run of iterative pruning (a round per block) or of federated LoRA is done four times, all
@@ -27,7 +27,7 @@ from typing import Any
 
 from tests.processes.deployment import espalier, federation
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 IN_ONE_PROCESS = """
 import sys, tomllib

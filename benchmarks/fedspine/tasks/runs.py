@@ -14,10 +14,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from benchmarks.fedspine import cuts, whole_tuning
-from benchmarks.fedspine.compared import AT_ONCE_LAST, BANDIT, CHOICES, UNPRUNED, at_once
-from benchmarks.fedspine.encoder_masks import mask_tuned
-from benchmarks.fedspine.other_clock import depends_on_times, retimed
+from benchmarks.fedspine.tasks import cuts, whole_tuning
+from benchmarks.fedspine.tasks.compared import AT_ONCE_LAST, BANDIT, CHOICES, UNPRUNED, at_once
+from benchmarks.fedspine.tasks.encoder_masks import mask_tuned
+from benchmarks.fedspine.tasks.other_clock import depends_on_times, retimed
 from benchmarks.reporting.rows import Rows
 from benchmarks.smaller.bench import Bench
 from espalier.hf.opening.opened import open_model

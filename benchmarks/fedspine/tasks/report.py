@@ -5,10 +5,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.fedspine import task_figures
-from benchmarks.fedspine.compared import AT_ONCE_FIRST, AT_ONCE_LAST, BANDIT
-from benchmarks.fedspine.task_results import METHODS, Found
-from benchmarks.fedspine.tasks import FLEET, GRID, MANY_FLEET, SCHEDULE, TUNED
+from benchmarks.fedspine.tasks import figures as task_figures
+from benchmarks.fedspine.tasks.compared import AT_ONCE_FIRST, AT_ONCE_LAST, BANDIT
+from benchmarks.fedspine.tasks.results import METHODS, Found
+from benchmarks.fedspine.tasks.runs import FLEET, GRID, MANY_FLEET, SCHEDULE, TUNED
 from benchmarks.reporting.paired import Pair, paired_table
 from benchmarks.reporting.panels import draw, picture
 from benchmarks.reporting.rows import Row

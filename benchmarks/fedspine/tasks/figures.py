@@ -4,15 +4,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from benchmarks.fedspine.compared import AT_ONCE_FIRST, AT_ONCE_LAST, BANDIT
 from benchmarks.fedspine.fleets_and_alphas import (
     Values,
     by_alpha,
     by_fleet,
     times_by_alpha,
 )
-from benchmarks.fedspine.task_results import METHODS, Found
-from benchmarks.fedspine.tasks import FLEET, SCHEDULE
+from benchmarks.fedspine.tasks.compared import AT_ONCE_FIRST, AT_ONCE_LAST, BANDIT
+from benchmarks.fedspine.tasks.results import METHODS, Found
+from benchmarks.fedspine.tasks.runs import FLEET, SCHEDULE
 from benchmarks.reporting.looks import look_of_arm
 from benchmarks.reporting.panels import Panel, Series, StudyFigure
 from benchmarks.reporting.rows import Row

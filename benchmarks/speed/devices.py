@@ -1,6 +1,6 @@
 """Time of every method's training messages on the CPU and on a CUDA device, as a Markdown table.
 
-    python -m benchmarks.devices [--shape 0.1b] [--methods fedprllm ...] [--devices cpu cuda]
+    python -m benchmarks.speed.devices [--shape 0.1b] [--methods fedprllm ...] [--devices cpu cuda]
 
 Runs of two clients on a LLaMA with random weights (``random_llama.py``), with the settings of
 ``benchmarks.plan`` and texts of this project's pages; each run has a process of its own, in which
@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from flwr.app import Context, RecordDict
 
+from benchmarks.models.random_llama import SHAPES, save_model
 from benchmarks.plan.__main__ import ROOT, settings_of
 from benchmarks.plan.separate import state_in
-from benchmarks.random_llama import SHAPES, save_model
 from espalier.settings.methods import METHODS
 
 
@@ -67,7 +67,7 @@ def _rows_of(method: str, devices: list[str], model: str) -> None:
 
 
 def _in_a_fresh_process(method: str, device: str, model: str) -> dict[str, Any]:
-    command = [sys.executable, "-c", "from benchmarks.devices import measure; measure()"]
+    command = [sys.executable, "-c", "from benchmarks.speed.devices import measure; measure()"]
     done = subprocess.run(
         [*command, method, device, model], capture_output=True, text=True, cwd=ROOT
     )

@@ -1,6 +1,6 @@
 """Peak resident memory of the ServerApp when it aggregates masks of 4 and of 32 clients.
 
-    python -m benchmarks.server_memory [--clients 4 32]
+    python -m benchmarks.memory.server_memory [--clients 4 32]
 
 Each figure comes from its own process. The process opens a LLaMA-shaped model of 67 M prunable
 weights on disk, and receives the replies one by one (8.4 MB of masks each, made on demand, as
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from transformers import LlamaConfig
 
-from benchmarks.plain_vote import plain_vote, unpacked
+from benchmarks.speed.plain_vote import plain_vote, unpacked
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.masks import mask_name
 from espalier.messages.message import MessageBody
@@ -42,7 +42,7 @@ from strategies.base.run import Run
 from strategies.base.run_folder import RunFolder
 from strategies.pruning.fedprllm import FedPrLLM
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 HIDDEN = 1024
 FEED_FORWARD = 4096
 BLOCKS = 4
@@ -183,7 +183,7 @@ def main() -> None:
                 command = [
                     sys.executable,
                     "-m",
-                    "benchmarks.server_memory",
+                    "benchmarks.memory.server_memory",
                     "--measure",
                     str(clients),
                     str(plain),

@@ -1,6 +1,6 @@
 """Cost of averaging LoRA updates with and without the dense matrix, as a Markdown table.
 
-    python benchmarks/factors.py [--rows 4096] [--columns 11008] [--clients 64] [--rank 16]
+    python benchmarks/speed/factors.py [--rows 4096] [--columns 11008] [--clients 64] [--rank 16]
     [--exact-share 4] [--threads 2]
 
 Clients have float32 factors with a common part and a private part of equal size. Our code computes

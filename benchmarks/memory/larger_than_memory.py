@@ -1,9 +1,9 @@
 """Memory and time of a client that prunes a model which does not fit in memory.
 
-    python -m benchmarks.larger_than_memory [--shape 1.1b] [--samples 8] [--tokens 256] [--dtype
+    python -m benchmarks.memory.larger_than_memory [--shape 1.1b] [--samples 8] [--tokens 256] [--dtype
     float32] [--device cpu]
-    python -m benchmarks.larger_than_memory --shape 7b --dtype bfloat16 --reference off
-    python -m benchmarks.larger_than_memory --model DIRECTORY --tokens 2048 --activations disk
+    python -m benchmarks.memory.larger_than_memory --shape 7b --dtype bfloat16 --reference off
+    python -m benchmarks.memory.larger_than_memory --model DIRECTORY --tokens 2048 --activations disk
     --evaluate
 
 Without ``--model`` a LLaMA of random weights is made first (bf16, sharded, in a temporary
@@ -26,8 +26,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.random_llama import SHAPES, save_model
-from benchmarks.stopwatch import Stopwatch
+from benchmarks.models.random_llama import SHAPES, save_model
+from benchmarks.speed.stopwatch import Stopwatch
 
 KEYS = "masks.json"
 
@@ -158,7 +158,7 @@ def compare(given: argparse.Namespace) -> dict[str, Any]:
     """
     from transformers import AutoModelForCausalLM
 
-    from benchmarks import plain_wanda
+    from benchmarks.memory import plain_wanda
     from espalier.hf.stream.block_stream import samples_per_batch
     from espalier.messages.blobs.mask_tensors import unpack_masks
     from espalier.storage.blobs import BlobStore
@@ -291,7 +291,7 @@ def _in_a_fresh_process(given: argparse.Namespace, process: str) -> dict[str, An
     command = [
         sys.executable,
         "-m",
-        "benchmarks.larger_than_memory",
+        "benchmarks.memory.larger_than_memory",
         *options,
         f"--process={process}",
     ]

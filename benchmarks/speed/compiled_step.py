@@ -1,6 +1,6 @@
 """Time of a training step with and without ``training.compile``, on one model in one process.
 
-    python -m benchmarks.compiled_step [--model demo] [--tokens 256] [--steps 12]
+    python -m benchmarks.speed.compiled_step [--model demo] [--tokens 256] [--steps 12]
 
 LoRA on all linear layers, float32, batches of 4 random sequences. Plain and compiled steps take
 turns of ``--steps`` steps, after a first step of each that is not counted; the first compiled step

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import study_command
-from benchmarks.fedspine import tasks
-from benchmarks.fedspine.task_report import write_report
-from benchmarks.fedspine.task_results import found_in
+from benchmarks.fedspine.tasks import runs
+from benchmarks.fedspine.tasks.report import write_report
+from benchmarks.fedspine.tasks.results import found_in
 from benchmarks.reporting.rows import Rows
 from benchmarks.smaller.bench import Bench
 from espalier.data.client_items import public_items
@@ -40,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--clients", type=Path, help="directory of the devices' records, client_<number>.jsonl"
     )
     parser.add_argument("--test", type=Path, required=True, help="records of the test items")
-    parser.add_argument("--parts", nargs="+", choices=tasks.PARTS, default=["methods"])
-    parser.add_argument("--shares", type=float, nargs="+", default=list(tasks.SHARES))
+    parser.add_argument("--parts", nargs="+", choices=runs.PARTS, default=["methods"])
+    parser.add_argument("--shares", type=float, nargs="+", default=list(runs.SHARES))
     parser.add_argument(
         "--calibration", type=Path, help="public text for what LLM-Pruner cuts (--parts cuts)"
     )
@@ -75,7 +75,7 @@ def work(given: argparse.Namespace) -> None:
     }  # fmt: skip
     common = {
         **trained, "model": given.model, "threads": given.threads, "data.path": _path(given), "task.test-path": str(given.test),
-        "evaluation.local-baseline": False, "evaluation.centralized": "off", "num-clients": tasks.DEVICES,
+        "evaluation.local-baseline": False, "evaluation.centralized": "off", "num-clients": runs.DEVICES,
     }  # fmt: skip
     parsed = parse({**common, "method": "fedpetuning"})
     model = open_model(parsed.model)
@@ -107,7 +107,7 @@ def work(given: argparse.Namespace) -> None:
     bench = Bench(common, given.model, [], given.seeds, given.work.absolute())
     wanted = [
         cell
-        for cell in tasks.cells(given.parts, given.shares, common)
+        for cell in runs.cells(given.parts, given.shares, common)
         if not given.only or cell.model in given.only
     ]
     # Only encoders have a head to train.
@@ -119,11 +119,11 @@ def work(given: argparse.Namespace) -> None:
         raise InputError(
             "tasks: --parts cuts needs --calibration FILE, public text for LLM-Pruner; name one"
         )
-    tasks.measure(bench, files, wanted, metric, given.calibration)
+    runs.measure(bench, files, wanted, metric, given.calibration)
     write_report(TITLE.format(name), found_in(files, metric), files.rows.conditions, path)
 
 
-def files_of(path: Path, conditions: dict[str, Any]) -> tasks.Files:
+def files_of(path: Path, conditions: dict[str, Any]) -> runs.Files:
     """Return the study's files; missing ones are created.
 
     Raises
@@ -131,12 +131,12 @@ def files_of(path: Path, conditions: dict[str, Any]) -> tasks.Files:
     InputError
         Existing rows were measured under other conditions.
     """
-    return tasks.Files(
-        Rows(path.with_suffix(".csv"), tasks.KEYS, tasks.FIGURES, conditions),
+    return runs.Files(
+        Rows(path.with_suffix(".csv"), runs.KEYS, runs.FIGURES, conditions),
         Rows(
             path.with_name(f"{path.name}-curves.csv"),
-            tasks.CURVE_KEYS,
-            tasks.CURVE_FIGURES,
+            runs.CURVE_KEYS,
+            runs.CURVE_FIGURES,
             conditions,
         ),
     )
@@ -159,7 +159,7 @@ def _files(given: argparse.Namespace) -> list[Path]:
         [given.train]
         if given.train
         else (
-            [given.clients / f"client_{n}.jsonl" for n in range(tasks.DEVICES)]
+            [given.clients / f"client_{n}.jsonl" for n in range(runs.DEVICES)]
             if given.clients
             else []
         )
@@ -171,7 +171,7 @@ def _files(given: argparse.Namespace) -> list[Path]:
     files = (
         [given.train]
         if given.train
-        else [given.clients / f"client_{device}.jsonl" for device in range(tasks.DEVICES)]
+        else [given.clients / f"client_{device}.jsonl" for device in range(runs.DEVICES)]
     )
     if missing := [str(file) for file in (*files, given.test) if not file.is_file()]:
         raise InputError(f"tasks: {', '.join(missing)}: is no file; name the records of the task")

@@ -1,7 +1,7 @@
 """Comparison of our task scores with lm-evaluation-harness, item by item, without a network.
 
     pip install -e '.[lm-eval]'
-    python -m benchmarks.lm_eval_agreement --model MODEL sst2=sst2_dev.jsonl
+    python -m benchmarks.accuracy.lm_eval_agreement --model MODEL sst2=sst2_dev.jsonl
     arc-easy=arc_easy_dev.jsonl gsm8k=gsm8k_test.jsonl
 
 The harness runs its own task definitions on the same records, in the format of the Hugging Face

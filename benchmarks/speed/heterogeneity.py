@@ -1,6 +1,6 @@
 """Cost of layer sampling for weak clients: layers, bytes, seconds and peak memory.
 
-    python -m benchmarks.heterogeneity [--shape 0.1b] [--samples 8] [--tokens 128]
+    python -m benchmarks.speed.heterogeneity [--shape 0.1b] [--samples 8] [--tokens 128]
 
 FedSpaLLM runs on a LLaMA of random weights, with clients of capability 1, 2 and 4. A SuperLink and
 a SuperNode per client run on this machine, so every message is processed in a new process. The peak
@@ -15,10 +15,10 @@ from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
 
-from benchmarks.random_llama import SHAPES, save_model
+from benchmarks.models.random_llama import SHAPES, save_model
 from tests.processes.deployment import Federation, espalier, federation
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 CAPABILITIES = {"site-a": 1.0, "site-b": 2.0, "site-c": 4.0}
 LOOK_SECONDS = 0.1
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.footprint import Footprint, footprint
+from benchmarks.models.footprint import Footprint, footprint
 from espalier.hf.opening.config_only_model import described
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.tensor_blobs import packed_bytes, wire_specs

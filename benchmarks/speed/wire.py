@@ -1,6 +1,6 @@
 """Masks of a model through real processes: peak memory of each process, and transfer speed.
 
-    python -m benchmarks.wire [--shape 7b|2.1b|1.1b|0.1b] [--clients 2] [--part-mb 256] [--warm]
+    python -m benchmarks.speed.wire [--shape 7b|2.1b|1.1b|0.1b] [--clients 2] [--part-mb 256] [--warm]
 
 A LLaMA of random weights is made on disk (``7b``: 13.5 GB, and the same again for the pruned
 model). A SuperLink and a SuperNode per client run on this machine. Every client prunes the whole
@@ -31,14 +31,14 @@ from typing import Any
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from benchmarks.plain_stream import receive
-from benchmarks.plain_vote import plain_vote, unpacked
-from benchmarks.random_llama import SHAPES, save_model
+from benchmarks.models.random_llama import SHAPES, save_model
+from benchmarks.speed.plain_stream import receive
+from benchmarks.speed.plain_vote import plain_vote, unpacked
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.masks import mask_name
 from tests.processes.deployment import Federation, espalier, federation
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PROGRAMS = {
     "ServerApp": "flwr-serverapp",
     "SuperLink": "flower-superlink",

@@ -1,6 +1,6 @@
 """Speed of SparseGPT relative to its matrix products and the published loop, as Markdown.
 
-    python benchmarks/sparsegpt.py [--rows 4096] [--columns 4096] [--sparsity 0.5] [--threads 2]
+    python benchmarks/speed/sparsegpt.py [--rows 4096] [--columns 4096] [--sparsity 0.5] [--threads 2]
     [--times 3]
 
 All measurements are in one run on one matrix, each the best of several repetitions after the
