@@ -19,7 +19,7 @@ INTERVAL = 5
 TARGETS = ("attn.q", "attn.k", "attn.v", "mlp.up", "mlp.down")
 """Adapted matrices; the paper does not name them, but these fit its counts.
 
-See ``tables.placements``.
+See ``recount.placements``.
 """
 
 

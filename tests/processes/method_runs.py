@@ -124,7 +124,5 @@ METHODS = {
     ),
 }
 """Settings, and the kinds of messages that leave the first site in order, by method."""
-
-
 SMALLER = ("flap", "llm-pruner", "llm-streamline", "slicegpt")
 """Methods whose only result is a smaller model."""

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fedsoda import counts, paper, tables
+from benchmarks.fedsoda import counts, paper, paper_models, recount
 from benchmarks.fedsoda.__main__ import main
-from benchmarks.fedsoda.tables import Figure, Model
+from benchmarks.fedsoda.paper_models import Model
+from benchmarks.fedsoda.recount import Figure
 from espalier.settings.tables.federation import WireDtype
 
 LLAMA3 = {
@@ -22,12 +23,12 @@ GIB = 2**30
 
 @pytest.fixture(scope="module")
 def models() -> dict[str, Model]:
-    return {model.name: model for model in tables.models()}
+    return {model.name: model for model in paper_models.models()}
 
 
 @pytest.fixture(scope="module")
 def figures(models: dict[str, Model]) -> list[Figure]:
-    return tables.figures(list(models.values()), 512)
+    return recount.figures(list(models.values()), 512)
 
 
 def the(figures: list[Figure], table: str, row: str, quantity: str) -> Figure:
@@ -243,7 +244,7 @@ def test_every_disagreeing_figure_is_explained(figures: list[Figure]) -> None:
 
 
 def test_six_best_placements_cost_the_same(models: dict[str, Model]) -> None:
-    found = tables.placements(list(models.values()))
+    found = recount.placements(list(models.values()))
     assert sum(len(choices) for _, choices in found.values()) == 127
     (best, (agreeing, choices)), (_, (second, _)), *_ = found.items()
     assert best == (442_368, 483_328, 442_368)
