@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from benchmarks.fedspine.fleets_and_alphas import (
+from benchmarks.fedspine.tasks.compared import AT_ONCE_FIRST, AT_ONCE_LAST, BANDIT
+from benchmarks.fedspine.tasks.fleets_and_alphas import (
     Values,
     by_alpha,
     by_fleet,
     times_by_alpha,
 )
-from benchmarks.fedspine.tasks.compared import AT_ONCE_FIRST, AT_ONCE_LAST, BANDIT
 from benchmarks.fedspine.tasks.results import METHODS, Found
 from benchmarks.fedspine.tasks.runs import FLEET, SCHEDULE
 from benchmarks.reporting.looks import look_of_arm
