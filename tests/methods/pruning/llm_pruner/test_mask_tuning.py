@@ -19,7 +19,7 @@ from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from tests.bench import Bench, summary
 from tests.methods.promises.federations import Uninterrupted
 from tests.methods.promises.promises import Promises
-from tests.methods.pruning.llm_pruner.mask_tuning_by_hand import SMALL, MaskTuningRuns
+from tests.methods.pruning.llm_pruner.mask_tuning_runs import SMALL, MaskTuningRuns
 from tests.methods.pruning.llm_pruner.test_llm_pruner import SIDES, searched_by_hand
 from tests.methods.pruning.test_flap import all_samples
 

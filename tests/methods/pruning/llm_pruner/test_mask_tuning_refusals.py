@@ -18,7 +18,7 @@ from espalier.models.groups import Groups
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.storage.blobs import sha256
 from tests.bench import Bench, summary
-from tests.methods.pruning.llm_pruner.mask_tuning_by_hand import MaskTuningRuns
+from tests.methods.pruning.llm_pruner.mask_tuning_runs import MaskTuningRuns
 
 
 def changing(change: Callable[[dict[str, np.ndarray]], None], of_round: int) -> Any:

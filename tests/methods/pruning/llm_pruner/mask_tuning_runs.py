@@ -1,4 +1,4 @@
-"""Federations of mask tuning, and its stages by hand."""
+"""Federations of mask tuning."""
 
 from typing import Any, ClassVar
 
