@@ -11,14 +11,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import nf4_base, structured
 from benchmarks.fedsoda import memory as fedsoda_memory
 from benchmarks.fedsoda import report as fedsoda_report
 from benchmarks.fedsoda import studies as fedsoda_studies
 from benchmarks.fedspallm import studies as fedspallm_studies
-from benchmarks.fedspine import regret, steps, task_report, task_results, task_study
+from benchmarks.fedspine import regret, steps
 from benchmarks.fedspine import report as regret_report
+from benchmarks.fedspine.tasks import report as task_report
+from benchmarks.fedspine.tasks import results as task_results
+from benchmarks.fedspine.tasks import study as task_study
 from benchmarks.leakage import report as leakage_report
+from benchmarks.memory import nf4_base
 from benchmarks.pooled.quality import STUDY as POOLED
 from benchmarks.reporting import perplexity_report
 from benchmarks.reporting.rows import Rows
@@ -27,6 +30,7 @@ from benchmarks.sft_p import studies as sft_p_studies
 from benchmarks.size_and_speed import report as size_and_speed
 from benchmarks.smaller import studies as smaller_studies
 from benchmarks.smaller.times import write_times
+from benchmarks.speed import structured
 from benchmarks.studies import report as fedprllm_report
 from benchmarks.studies.rows import Rows as CellRows
 from benchmarks.study_command import exit_status, new_parser

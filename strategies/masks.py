@@ -133,7 +133,7 @@ class Masking(Method):
         """Return the numbers of the blocks that a round decides."""
         return blocks_of_round(self.run.model.plan, self.masking, server_round)
 
-    # ----- what goes back to the clients ----------------------------------------------------------
+    # ----- what is sent to the clients ----------------------------------------------------------
 
     def decided_blobs(self, index: int) -> dict[str, bytes]:
         """Return the blobs of a decided block as they are pushed, by key."""

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Message, RecordDict
-from in_process import FakeTime, InProcessGrid
-from tiny_model import WORDS, save_tiny_llama
 
 import client_app.app
 import server_app.app
@@ -19,6 +17,8 @@ from espalier.launch.configuration import flatten
 from espalier.messages.message import Header
 from espalier.messages.records import read
 from espalier.settings.keys import default_values, unread
+from tests.in_process import FakeTime, InProcessGrid
+from tests.tiny_model import WORDS, save_tiny_llama
 
 ROOT = Path(__file__).parent.parent
 # Benches start many runs, and nobody reads their plans.

@@ -11,10 +11,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import hypothesis
 import pytest
 import torch
-from devices import DEVICES, tests_work_on, working_on
-from toy_method import ROW as TOY
 
 from espalier.settings.methods import METHODS
+from tests.devices import DEVICES, tests_work_on, working_on
+from tests.toy_method import ROW as TOY
 
 # A busy machine must not make a test fail.
 hypothesis.settings.register_profile("espalier", deadline=None)

@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 import torch
-from pretended_device import pretended_device
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
+
+from tests.pretended_device import pretended_device
 
 PRETENDED = os.environ.get("PRETEND_CUDA") == "1" and not torch.cuda.is_available()
 TESTS = str(Path(__file__).parent)

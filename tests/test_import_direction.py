@@ -1,4 +1,7 @@
-"""Direction of imports: strictly downward, never sideways (docs/architecture.md)."""
+"""Direction of imports, strictly downward and never sideways, and size of folders.
+
+docs/architecture.md has both rules.
+"""
 
 import ast
 from graphlib import TopologicalSorter
@@ -79,6 +82,7 @@ FLOWER_S_INTERFACE = ("flwr.app.", "flwr.clientapp.", "flwr.serverapp.")
 The rest is private to Flower and used only in ``espalier.flower``.
 """
 JUNK_DRAWERS = {"utils", "helpers", "common", "misc"}
+MOST_FILES = 15
 
 
 def room_of(module: str) -> str | None:
@@ -215,7 +219,6 @@ def test_tests_import_private_flower_in_one_place() -> None:
         for module in imports_of(file)
         if module.split(".")[0] == "flwr"
         and file.parent != ROOT / "tests" / "flower"
-        and file != ROOT / "tests" / "flower_parts.py"
         and not f"{module}.".startswith(FLOWER_S_INTERFACE)
     ]
     assert found == []
@@ -238,6 +241,13 @@ def test_every_python_file_lies_in_a_room() -> None:
     }
     found = {file for name in packages for file in (ROOT / name).rglob("*.py")}
     assert found - rooms == entrances
+
+
+def test_no_folder_of_code_has_too_many_files() -> None:
+    names = {room.split(".")[0] for room in LEVEL} | {"tests", "benchmarks", "docker"}
+    folders = {file.parent for name in names for file in (ROOT / name).rglob("*.py")}
+    sizes = {folder: sum(file.is_file() for file in folder.iterdir()) for folder in folders}
+    assert {folder for folder, size in sizes.items() if size > MOST_FILES} == set()
 
 
 def test_there_is_no_junk_drawer() -> None:

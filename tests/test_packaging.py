@@ -15,8 +15,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from flower_parts import build_fab_from_disk
 from packaging.requirements import Requirement
+
+from tests.flower.flower_parts import build_fab_from_disk
 
 builders = pytest.importorskip(
     "hatchling.builders.wheel", reason="hatchling, which builds wheels, is not installed"

@@ -27,12 +27,12 @@ from espalier.errors import InputError
 
 
 def _tables(given: argparse.Namespace) -> None:
-    from benchmarks.fedsoda import tables
+    from benchmarks.fedsoda import paper_models, recount, tables
 
     if given.tokens < 1:
         raise InputError(f"--tokens {given.tokens}: must be at least 1")
-    models = tables.models()
-    figures = tables.figures(models, given.tokens)
+    models = paper_models.models()
+    figures = recount.figures(models, given.tokens)
     text = tables.report(models, figures, given.tokens)
     if given.out:
         tables.write(figures, text, given.out)

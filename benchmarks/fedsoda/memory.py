@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fedsoda.cells import COMMON, IID, METHODS, Cell
-from benchmarks.larger_than_memory import peak
+from benchmarks.memory.larger_than_memory import peak
 from benchmarks.reporting.rows import Rows
 from benchmarks.study_command import chosen
 from espalier.errors import InputError

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 TITLES = {"llama3-8b": "LLaMA3-8B", "qwen2-7b": "Qwen2-7B", "mistral-7b": "Mistral-7B"}
-"""Name in the paper by known shape (``benchmarks.published_models``)."""
+"""Name in the paper by known shape (``benchmarks.models.published_models``)."""
 
 RANK = 8
 ADAPTER_LAYERS = 3
@@ -19,7 +19,7 @@ INTERVAL = 5
 TARGETS = ("attn.q", "attn.k", "attn.v", "mlp.up", "mlp.down")
 """Adapted matrices; the paper does not name them, but these fit its counts.
 
-See ``tables.placements``.
+See ``recount.placements``.
 """
 
 

@@ -14,9 +14,10 @@ then to a Markdown table and plots.
 import argparse
 import sys
 
-from benchmarks.fedspine import steps, task_study
+from benchmarks.fedspine import steps
 from benchmarks.fedspine.regret import FIGURES, KEYS, NOISE, ROUNDS, measure
 from benchmarks.fedspine.report import write_report
+from benchmarks.fedspine.tasks import study as task_study
 from benchmarks.reporting.rows import Rows
 from benchmarks.study_command import add_arguments, exit_status, new_parser
 

@@ -21,12 +21,12 @@ from typing import Any, Literal
 
 import torch
 
-from benchmarks import random_llama, random_roberta
-from benchmarks.larger_than_memory import peak
+from benchmarks.memory.larger_than_memory import peak
+from benchmarks.models import random_llama, random_roberta
 from benchmarks.reporting.looks import look_of_arm
 from benchmarks.reporting.panels import Panel, Reference, Series, StudyFigure, draw, picture
 from benchmarks.reporting.tables import head_of
-from benchmarks.structured import structure_of
+from benchmarks.speed.structured import structure_of
 from espalier.data.tasks.item import Batch
 from espalier.errors import InputError
 from espalier.hf.machine.computing import Computing

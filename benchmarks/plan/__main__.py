@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.random_llama import Shape, save_model
+from benchmarks.models.random_llama import Shape, save_model
 from benchmarks.reporting.rows import Rows
 from espalier.errors import InputError
 from espalier.launch.app import find_app

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.models.random_llama import save_model
 from benchmarks.plan.__main__ import COMMON, ROOT, WIDE, words_of
-from benchmarks.random_llama import save_model
 from benchmarks.reporting.rows import Rows
 from espalier.flower.programs import SUPERNODE_MODULE
 from espalier.hf.opening.opened import open_model

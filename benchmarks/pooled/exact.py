@@ -1,9 +1,9 @@
 """Masks of pooled pruning, bit by bit, and masks by float64 sums of plain transformers' hooks.
 
 The sums of clients go through the bytes that they would send. The plain loop
-(``tests/plain_sums.py``) shares no code with the program. It runs the samples in batches of the
-same size, and again one by one, because the forward pass itself may round differently in other
-batches.
+(``tests/hf/stream/plain_sums.py``) shares no code with the program. It runs the samples in batches
+of the same size, and again one by one, because the forward pass itself may round differently in
+other batches.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from espalier.messages.tensor_blobs import views
 from espalier.methods.pruning.pooled_pruning import PooledPruningSettings, squares_name
 from espalier.models.plan import BlockPlan
 from pruning_kernels.fixed_point import from_words, summed
-from tests.plain_sums import matrices_of, plain_mask, plain_masks, plain_model, pooled
+from tests.hf.stream.plain_sums import matrices_of, plain_mask, plain_masks, plain_model, pooled
 
 GROUPS = ("row", "layer", "column", "2:4")
 METRICS = ("wanda", "ria")

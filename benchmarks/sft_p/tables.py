@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import get_args
 
-from benchmarks.published_models import Tuned, tuned
+from benchmarks.models.published_models import Tuned, tuned
 from benchmarks.sft_p import paper
 from espalier.hf.structured.residual_gates import ResidualGates
 from espalier.models.adapters import AdapterPlan

@@ -41,7 +41,7 @@ class NextBlock:
     brought: Callable[[int], Edits]
     """Function of the index of the block before: its edits, by the blobs of this request."""
     pushed: Callable[[int], Edits]
-    """Function of a number of blocks: the edits of the first so many, as the server pushed them.
+    """Function of a number of blocks: the edits of the first blocks, as the server pushed them.
 
     It raises EspalierError if the server has not.
     """

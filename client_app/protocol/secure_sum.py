@@ -271,7 +271,7 @@ class _Step:
             self.answer = known["answer"]
         elif "unmask" in self.kept or (self._after and self._after not in self.kept):
             # Steps have an order, and nothing is answered after ``unmask``.
-            raise InputError(f"{self._kind}: does not follow the last answer of this session")
+            raise InputError(f"{self._kind}: arrived out of order in this session")
 
     def finish(self, answer: dict[str, Any]) -> None:
         """Store the answer; after that to ``unmask``, no secrets of the session are kept."""
@@ -307,7 +307,7 @@ def _masked_part(site: Site, request: MessageBody) -> dict[str, bytes]:
     kept = session_of(state, header.server_round, number, "masked")
     # The secrets are gone after ``unmask``, and the masks with them.
     if "masked" not in kept or "secrets" not in kept:
-        raise InputError("masked: does not follow the last answer of this session")
+        raise InputError("masked: arrived out of order in this session")
     party = Party(header, kept)
     specs = summand_specs(header.server_round, site.model.plan, site.settings)
     # Every summand has its own range of the mask's key stream.

@@ -172,7 +172,9 @@ class Party:
     def require_same_list(self, order: UnmaskOrder) -> None:
         """Check that the confirmed sum is to be unmasked, with one kind of share per member."""
         if order.included != self.kept["included"]:
-            raise InputError("unmask: another list of the sum than this client confirmed")
+            raise InputError(
+                "unmask: the list of clients differs from the one that this client confirmed"
+            )
         members = set(self.kept["members"])
         included = set(order.included)
         holds = sorted([*self.neighbours, self.client])

@@ -190,6 +190,8 @@ def _conclude(app: Path, folder: Path, cells: Sequence[Cell], failed: Sequence[s
         }
         code = run_in_app(app, "espalier.results.comparison.command", document)
     for name in failed:
-        again = f"remove {folder / name} to start it anew" if name in runs else "it had not started"
+        again = (
+            f"remove {folder / name} to start it again" if name in runs else "it had not started"
+        )
         print(f"failed: {name} ({again})", file=sys.stderr)
     return 1 if failed else code

@@ -76,7 +76,7 @@ def delivery_of_blocks(
     """Return the contract of a ``deliver`` message, which pushes a part of the federated result.
 
     In iterative pruning it may also push all decisions before a round, to a client that lost its
-    hidden states. ``check_order`` checks the fields of a part with so many blocks.
+    hidden states. ``check_order`` checks the fields of a part with this number of blocks.
 
     Raises
     ------

@@ -218,7 +218,7 @@ def require_some_steps(name: str, skipped: int, steps: int) -> None:
 
 
 def require_tokens(name: str, tokens: int, run: RunSettings) -> None:
-    """Check that a client's samples can have so many tokens.
+    """Check that a client's samples can have this number of tokens.
 
     Raises
     ------

@@ -186,9 +186,9 @@ class Groups:
                 remedy = " or ".join(text for text, helps in remedies.items() if helps)
                 raise InputError(
                     f"pruning-ratio = {job.pruning_ratio:g}: {share:.1%} of what can be removed"
-                    f" would have to go, but {staying} of {total} parameters must stay, one group"
+                    f" would be removed, but {staying} of {total} parameters must stay, one group"
                     f" and {channels} of each block;"
-                    f" {remedy or 'nothing can go of some of them, whatever the share'}"
+                    f" {remedy or 'some competitions have nothing that can be removed, whatever the ratio'}"
                 )
         return share
 

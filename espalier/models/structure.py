@@ -201,9 +201,7 @@ class Structure:
             different ``norm_of_read``.
         """
         if self.base != tuple(block.sizes for block in inner.blocks):
-            raise InputError(
-                "structure: it is of another model than the one that it is to be put upon"
-            )
+            raise InputError("structure: it does not fit the model that it is applied to")
         blocks = []
         for block in self.blocks:
             below = inner.blocks[block.source]
@@ -297,7 +295,9 @@ class Structure:
         except EspalierError as error:
             raise InputError(f"{where}: {str(error).removeprefix('structure: ')}") from None
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise InputError(f"{where}: is not the structure of a model; write it anew") from None
+            raise InputError(
+                f"{where}: is not the structure of a model; export the model again"
+            ) from None
 
     @property
     def sha256(self) -> str:

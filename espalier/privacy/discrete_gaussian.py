@@ -43,7 +43,7 @@ EXTRA_BITS = 256
 DIGITS = Context(prec=100)
 
 RandomWords = Callable[[int], NDArray[np.uint64]]
-"""Function that returns so many uniform integers of 64 bits."""
+"""Function that returns this number of uniform integers of 64 bits."""
 
 
 @dataclass(frozen=True)

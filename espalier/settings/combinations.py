@@ -68,7 +68,7 @@ def no_secure_sum(nested: Mapping[str, Any], method: str | None, num_clients: in
     row = METHODS[method]
     able = ", ".join(name for name, other in METHODS.items() if other.summands)
     if not row.summands:
-        why = row.summands_reason or "has no sum of which the server could do with the total alone"
+        why = row.summands_reason or "needs more than the sum of the clients' tensors"
         return [f"{key}: {method} {why}; leave it out, or choose one of {able}"]
     if not LEAST_OF_A_SUM <= num_clients <= MOST_OF_A_SUM:
         return [
@@ -166,7 +166,7 @@ def _wrong_partition(data: DataSettings, task: TaskSettings) -> list[str]:
         )
     if data.partition == "by-file" and data.origin == "hub":
         lines.append(
-            "data.partition = 'by-file': a Hugging Face dataset has no files to hand out; choose"
+            "data.partition = 'by-file': a Hugging Face dataset does not consist of files; choose"
             " another partition"
         )
     return lines

@@ -159,7 +159,7 @@ def _conversations(
     if not found:
         raise InputError(
             f"task.max-tokens = {chosen.max_tokens}: no conversation of the client has a token of"
-            " an answer within so many tokens; raise it"
+            " an answer within this number of tokens; raise it"
         )
     if left_out := number_of_all - len(found):
         logging.getLogger("espalier").warning(

@@ -107,7 +107,7 @@ def _on_disk(key: str, folder: Path, parts: Mapping[str, int], others: int = 0) 
 
 
 def told(memory: Memory, *, on_device: bool) -> str:
-    """Return a line on a client's memory, without libraries if it is that of a CUDA device.
+    """Return a line on a client's memory; for a CUDA device it excludes libraries.
 
     Raises
     ------

@@ -255,7 +255,7 @@ class AdapterAverager:
             skipped = seat.metrics.get("skipped_steps", 0) + told.skipped_steps
             samples = {"samples": told.samples} if tells_samples(self.run.settings) else {}
             seat.metrics = {**samples, "lora_rank": told.rank, "skipped_steps": skipped}
-            # A repeated first part starts the record anew.
+            # A repeated first part starts the record again.
             self._faults[seat.client] = {}
         for key, tensors in body.tensors.items():
             if fault := self._fault(seat.client, key, tensors):

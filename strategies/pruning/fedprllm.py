@@ -195,7 +195,7 @@ class FedPrLLM(Masking):
             self.result.decide(block, counters)
             self.run.progress.step("voted", f"block {index}", block=index)
 
-    # ----- what goes back to the clients ----------------------------------------------------------
+    # ----- what is sent to the clients ----------------------------------------------------------
 
     def decided_blobs(self, index: int) -> dict[str, bytes]:
         """Return the masks and, with weight scaling, the votes of a decided block."""

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from engines import Engine, engine
+
+from tests.containers.engines import Engine, engine
 
 pytestmark = pytest.mark.containers
 

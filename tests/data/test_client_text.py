@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from client_passages import client_passages
 
 from espalier.data.builtin import documentation
 from espalier.data.client_text import client_samples
@@ -15,6 +14,7 @@ from espalier.errors import EspalierError
 from espalier.settings.node import simulated_node
 from espalier.settings.run import parse
 from espalier.settings.tables.data import DataSettings
+from tests.data.client_passages import client_passages
 
 NODE = simulated_node()
 PASSAGES = [f"passage number {index}" for index in range(200)]

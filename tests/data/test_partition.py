@@ -5,7 +5,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from client_passages import client_passages
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from espalier.data.passages import is_held_out
 from espalier.errors import EspalierError
 from espalier.settings.node import simulated_node
 from espalier.settings.tables.data import DataSettings
+from tests.data.client_passages import client_passages
 
 KINDS: tuple[Kind, ...] = ("iid", "by-field", "dirichlet", "quantity")
 RECORDS = [Record(f"record {number} of the ward", f"ward-{number % 5}") for number in range(1500)]

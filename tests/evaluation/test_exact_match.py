@@ -4,8 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from adding_tokenizer import END, KINDS, START, raw_tokenizer, tokenizer_adding
-from tiny_model import save_tiny_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from espalier.data.tasks.item import Item
@@ -13,6 +11,8 @@ from espalier.data.tasks.kinds.written import NUMBERS
 from espalier.data.tasks.task import Generation
 from espalier.errors import EspalierError
 from espalier.evaluation.exact_match import exact_match, found_answers, generate, shortened
+from tests.data.tasks.adding_tokenizer import END, KINDS, START, raw_tokenizer, tokenizer_adding
+from tests.tiny_model import save_tiny_llama
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 

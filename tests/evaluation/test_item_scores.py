@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from model_of_logits import ModelOfLogits
-from tiny_model import save_tiny_llama, save_tokenizer
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -19,6 +17,8 @@ from espalier.data.tasks.item import Item
 from espalier.data.tasks.scored_items import ScoredItems, class_items, scored_items
 from espalier.evaluation.exact_match import exact_match, generate
 from espalier.evaluation.scores import chance_of_options, majority_share, score, uniform_loss
+from tests.evaluation.model_of_logits import ModelOfLogits
+from tests.tiny_model import save_tiny_llama, save_tokenizer
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_model import WORDS, save_tiny_llama, save_tiny_roberta
 from transformers import AutoModelForCausalLM
 
 from espalier.data.client_items import as_tests
@@ -21,6 +20,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.run import RunSettings, parse
 from server_app.artifacts.task_scores import num_cut
 from server_app.public_tests import PublicTests
+from tests.tiny_model import WORDS, save_tiny_llama, save_tiny_roberta
 
 POSITIONS = 600
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from model_of_logits import ModelOfLogits
-from run_names import BY_HAND
 from torch import Tensor
 
 from espalier.data.tasks.encoding import Encoded
@@ -21,6 +19,8 @@ from espalier.evaluation.scores import score
 from espalier.messages.contract import check
 from espalier.messages.evaluation import OWN_LOSS_LIMIT, Texts, contract
 from espalier.messages.message import Header, MessageBody
+from tests.evaluation.model_of_logits import ModelOfLogits
+from tests.run_names import BY_HAND
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 

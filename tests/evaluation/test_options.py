@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from model_of_logits import ModelOfLogits
-from tiny_model import save_tiny_llama
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -16,6 +14,8 @@ from espalier.data.tasks.item import Item
 from espalier.data.tasks.scored_items import scored_items
 from espalier.errors import EspalierError
 from espalier.evaluation.scores import log_likelihoods
+from tests.evaluation.model_of_logits import ModelOfLogits
+from tests.tiny_model import save_tiny_llama
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 

@@ -5,9 +5,9 @@ from unittest.mock import Mock
 import pytest
 from flwr.serverapp import Grid
 from flwr.superlink import grid as flower_grids
-from in_process import InProcessGrid
 
 from espalier.flower.shared_nodes import GRIDS, is_simulation
+from tests.in_process import InProcessGrid
 
 
 class UnknownGrid(Grid):

@@ -4,16 +4,16 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from bench import Bench, home, summary
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.superlink.grid import InMemoryGrid
-from in_process import InProcessGrid
 
 import client_app.app
 import server_app.app
 from client_app.simulated import as_played
 from espalier.flower.shared_nodes import PLAYED, SharedNodes, with_enough_nodes
+from tests.bench import Bench, home, summary
+from tests.in_process import InProcessGrid
 
 
 def simulated(nodes: int) -> Grid:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import llama_config, save_model
 
 from espalier.hf.machine.computing import Computing
+from tests.hf.tiny_models import llama_config, save_model
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from bench import DEFAULTS, flatten, private_text
-from tiny_model import save_tiny_llama
 
 from espalier.cli.command import main
 from espalier.errors import EspalierError, InputError
@@ -19,6 +17,8 @@ from espalier.launch.run import BEFORE_START
 from espalier.progress import Pace, heard_by
 from server_app import preflight
 from server_app.preflight import open_all
+from tests.bench import DEFAULTS, flatten, private_text
+from tests.tiny_model import save_tiny_llama
 
 APP = Path(__file__).parents[2]
 

@@ -5,11 +5,10 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from run_names import BY_HAND
-
 from espalier.messages.ledger import Ledger, timed_in
 from espalier.messages.message import SCHEMA_VERSION, Header, MessageBody
 from espalier.messages.records import num_bytes, write
+from tests.run_names import BY_HAND
 
 HEADER = b'{"a":{"dtype":"U64","shape":[2],"data_offsets":[0,16]}}'.ljust(56)
 BLOB = struct.pack("<Q", len(HEADER)) + HEADER + bytes(16)

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from pydantic import Field
-from run_names import BY_HAND
 
 from espalier.errors import EspalierError
 from espalier.flower.shared_nodes import play_task
@@ -21,6 +20,7 @@ from espalier.messages.message import (
     validate,
 )
 from espalier.messages.records import FLOWER_TYPES, address, num_bytes, read, write
+from tests.run_names import BY_HAND
 
 HEADER = request_header("fedprllm", "train", 1, client=3, lineage=BY_HAND).model_dump(
     exclude={"status"}

@@ -9,12 +9,12 @@ from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA384
 from hypothesis import given
 from hypothesis import strategies as st
-from run_names import BY_HAND, named
 
 from espalier.errors import EspalierError
 from espalier.messages.enrolment import Challenge, Enrolment, SignedEnrolment, contract
 from espalier.messages.message import validate
 from espalier.messages.signed_name import is_signed, new_nonce, sign, statement
+from tests.run_names import BY_HAND, named
 
 TOLD = Enrolment(
     site="a",

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
-from deployment import espalier, federation
-from interrupted import SETTINGS, SITES, results_of
+
+from tests.processes.deployment import espalier, federation
+from tests.processes.interrupted import SETTINGS, SITES, results_of
 
 
 @pytest.fixture(scope="session")

@@ -16,12 +16,12 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from flower_parts import flwr_command
 from typer.testing import CliRunner
 
 from espalier.flower import programs
 from espalier.flower.programs import sites_share_port
 from espalier.launch.addresses import free_port
+from tests.flower.flower_parts import flwr_command
 
 BIN = Path(sys.executable).parent
 PORT_POLLS = 1200

@@ -7,7 +7,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
-from deployment import espalier_command, eventually
+
+from tests.processes.deployment import espalier_command, eventually
 
 ROOT = Path(__file__).parent.parent.parent
 SITES = ("hospital-a", "hospital-b")

@@ -1,7 +1,8 @@
 """Two network namespaces with a slow wire between them that delays and loses packets.
 
-    python slow_network.py PID PID DELAY LOSS MEGABITS    the wire between the namespaces
-                                                          of two processes
+    python -m tests.processes.slow_network PID PID DELAY LOSS MEGABITS
+
+The command is the wire between the namespaces of two processes.
 
 Network namespaces need root on Linux. The wire is a process that holds a TUN device in each
 namespace and carries IP packets between them. Each direction has a bandwidth of ``MEGABITS`` per
@@ -22,10 +23,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
-from deployment import eventually
 
+from tests.processes.deployment import eventually
+
+ROOT = Path(__file__).parents[2]
 SERVER = "10.77.0.1"
 SITE = "10.77.0.2"
 TUNSETIFF = 0x400454CA
@@ -52,8 +56,9 @@ def slow_network(delay: float, loss: float, megabits: float) -> Iterator[Ends]:
         pytest.skip("network namespaces take root on Linux, and /dev/net/tun")
     with ExitStack() as stack:
         pids = [stack.enter_context(_namespace()) for _ in range(2)]
-        words = [sys.executable, __file__, *map(str, pids), str(delay), str(loss), str(megabits)]
-        stack.enter_context(_ended(subprocess.Popen(words)))
+        words = [*map(str, pids), str(delay), str(loss), str(megabits)]
+        wire = [sys.executable, "-m", "tests.processes.slow_network", *words]
+        stack.enter_context(_ended(subprocess.Popen(wire, cwd=ROOT)))
         server, site = ([*_inside(pid)] for pid in pids)
         # A refused connection shows that packets pass the wire in both directions.
         asked = (

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import yaml
-from deployment import environment, free_ports, process
 
 from espalier.flower.programs import sites_share_port
+from tests.processes.deployment import environment, free_ports, process
 
 pytestmark = [
     pytest.mark.processes,

@@ -9,11 +9,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 import pytest
-from bench import home, private_text
-from deployment import Federation, espalier, eventually, federation, submit, tensor_names
 from flwr.app import Context, RecordDict
-from in_process import FakeTime, InProcessGrid
-from tiny_model import save_tiny_llama
 
 import client_app.app
 import server_app.app
@@ -21,8 +17,21 @@ from client_app.policy.approval_command import decide, waiting
 from espalier.launch.configuration import configuration
 from espalier.settings import methods
 from espalier.storage.hash_chain import chain_check
+from tests.bench import home, private_text
+from tests.in_process import FakeTime, InProcessGrid
+from tests.processes.deployment import (
+    Federation,
+    espalier,
+    eventually,
+    federation,
+    submit,
+    tensor_names,
+)
+from tests.processes.method_runs import METHODS, SMALLER
+from tests.tiny_model import save_tiny_llama
 
 pytestmark = pytest.mark.processes
+
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -33,6 +42,8 @@ def files(folder: Path) -> dict[str, bytes]:
 
 SITES = ("hospital-a", "hospital-b")
 """Sites with warm nodes."""
+
+
 PLAIN = "hospital-c"
 """Site with a plain SuperNode, which starts a process for every message.
 
@@ -49,139 +60,14 @@ def weights_and_structure(folder: Path) -> dict[str, bytes]:
     }
 
 
-METHODS = {
-    "fedpetuning": (
-        (
-            "federation.rounds=2",
-            "training.steps=2",
-            "lora.targets=all",
-            "lora.merge=true",
-            "evaluation.local-baseline=false",
-        ),
-        ["enrol", "train", "fetch", "deliver", "train", "fetch"],
-    ),
-    "fedprllm": (("data.num-samples=20", "num-clients=3"), ["enrol", "train", "evaluate"]),
-    "fedspallm": (
-        (
-            "fedspallm.capabilities=1,2",
-            "data.num-samples=20",
-            "evaluation.local-baseline=false",
-            "part-bytes=1000000",
-        ),
-        ["enrol", "train"],
-    ),
-    "fedsoda": (
-        (
-            "model={folder}/deeper",
-            "federation.rounds=2",
-            "training.steps=2",
-            "evaluation.local-baseline=false",
-            "lora.merge=true",
-            "part-bytes=1000000",
-            "fedsoda.adapter-layers=1",
-            "fedsoda.group-layers=1",
-            "fedsoda.groups=1",
-            "fedsoda.public-text={folder}/align.txt",
-            "fedsoda.public-samples=4",
-            "fedsoda.pre-align-steps=2",
-            "fedsoda.realign-steps=2",
-            "fedsoda.realign-every=2",
-        ),
-        ["enrol", "deliver", "deliver", "deliver", "train", "deliver", "train"],
-    ),
-    "fedspine": (
-        (
-            "federation.rounds=2",
-            "training.steps=2",
-            "lora.targets=all",
-            "evaluation.local-baseline=false",
-            "part-bytes=1000000",
-            "federation.fleet=full",
-        ),
-        ["enrol", "train", "deliver", "train", "deliver", "alone"],
-    ),
-    "sft-p": (
-        (
-            "federation.rounds=1",
-            "training.steps=2",
-            "evaluation.local-baseline=false",
-            "part-bytes=1000000",
-        ),
-        ["enrol", "train", "deliver", "alone"],
-    ),
-    "flap": (
-        ("data.num-samples=20", "evaluation.local-baseline=false"),
-        ["enrol", "train", "fetch"],
-    ),
-    "pooled-pruning": (
-        ("data.num-samples=20", "evaluation.local-baseline=false", "part-bytes=1000000"),
-        ["enrol", "train"],
-    ),
-    "slicegpt": (
-        ("data.num-samples=20", "evaluation.local-baseline=false", "part-bytes=1000000"),
-        ["enrol", "train"],
-    ),
-    "llm-pruner": (
-        (
-            "data.num-samples=20",
-            "evaluation.local-baseline=false",
-            "llm-pruner.spare-first=0",
-            "llm-pruner.spare-last=0",
-        ),
-        ["enrol", "train"],
-    ),
-    "llm-streamline": (
-        (
-            "data.num-samples=20",
-            "evaluation.local-baseline=false",
-            "llm-streamline.pruning-ratio=0.5",
-            "llm-streamline.steps=2",
-            "federation.rounds=1",
-            "part-bytes=1000000",
-        ),
-        ["enrol", "train", "train"],
-    ),
-    "hetlora": (
-        (
-            "federation.rounds=1",
-            "hetlora.ranks=2,8",
-            "training.steps=2",
-            "lora.merge=true",
-            "evaluation.local-baseline=false",
-            "part-bytes=1000000",
-        ),
-        ["enrol", "train"],
-    ),
-    "flora": (
-        (
-            "federation.rounds=2",
-            "flora.ranks=2,8",
-            "training.steps=2",
-            "lora.merge=true",
-            "evaluation.local-baseline=false",
-        ),
-        ["enrol", "train", "deliver", "train", "fetch"],
-    ),
-    "fed-sb": (
-        (
-            "federation.rounds=2",
-            "training.steps=2",
-            "lora.merge=true",
-            "evaluation.local-baseline=false",
-        ),
-        ["enrol", "train", "train"],
-    ),
-}
-"""Settings, and the kinds of messages that leave the first site in order, by method."""
-SMALLER = ("flap", "llm-pruner", "llm-streamline", "slicegpt")
-"""Methods whose only result is a smaller model."""
-
-
 REFUSED = ("run", "evaluation.centralized=on", "--app", str(ROOT), "--superlink")
 """Command with a setting that deployments do not support."""
 
+
 BY_ESPALIER = "fedprllm"
 """Method whose run ``espalier run`` starts; ``flwr run`` submits those of other methods."""
+
+
 WITH_PLAIN = (BY_ESPALIER, "flap")
 """Methods of the runs while the plain node is there: it takes part in one, refuses one."""
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from deployment import Federation, espalier, eventually, federation
-from interrupted import (
+
+from tests.processes.deployment import Federation, espalier, eventually, federation
+from tests.processes.interrupted import (
     ROOT,
     SETTINGS,
     SITES,

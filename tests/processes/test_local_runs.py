@@ -11,15 +11,22 @@ from pathlib import Path
 
 import psutil
 import pytest
-from bench import private_text
-from deployment import BIN, environment, espalier, free_ports, process, wait_for_port
-from flower_parts import build_fab_from_disk
-from tiny_model import save_tiny_llama
 
 from espalier.flower.load_faults import unshared_app
 from espalier.flower.programs import PORT_VARIABLE, SUPERLINK, simulating_superlink
 from espalier.flower.run_command import RAY_DID_NOT_START
 from espalier.launch.run import RAY_STARTS
+from tests.bench import private_text
+from tests.flower.flower_parts import build_fab_from_disk
+from tests.processes.deployment import (
+    BIN,
+    environment,
+    espalier,
+    free_ports,
+    process,
+    wait_for_port,
+)
+from tests.tiny_model import save_tiny_llama
 
 pytestmark = pytest.mark.processes
 

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from deployment import (
+
+from espalier.flower.programs import sites_share_port
+from tests.devices import NEEDS_CUDA
+from tests.processes.deployment import (
     BIN,
     Federation,
     environment,
@@ -23,8 +26,7 @@ from deployment import (
     submit,
     superlink_options,
 )
-from devices import NEEDS_CUDA
-from interrupted import (
+from tests.processes.interrupted import (
     ROOT,
     SETTINGS,
     SITES,
@@ -36,9 +38,7 @@ from interrupted import (
     without_traffic,
     words_of,
 )
-from slow_network import SERVER, Ends, slow_network
-
-from espalier.flower.programs import sites_share_port
+from tests.processes.slow_network import SERVER, Ends, slow_network
 
 pytestmark = pytest.mark.faults
 

@@ -9,7 +9,11 @@ from subprocess import Popen
 
 import pytest
 import tomli_w
-from deployment import (
+
+from espalier.cli.keys import make_keys
+from espalier.flower.programs import sites_share_port
+from espalier.launch import authority
+from tests.processes.deployment import (
     BIN,
     environment,
     eventually,
@@ -19,10 +23,6 @@ from deployment import (
     secured_superlink,
     wait_for_port,
 )
-
-from espalier.cli.keys import make_keys
-from espalier.flower.programs import sites_share_port
-from espalier.launch import authority
 
 pytestmark = pytest.mark.processes
 

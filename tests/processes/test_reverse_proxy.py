@@ -17,8 +17,13 @@ from pathlib import Path
 import httpx
 import pytest
 import tomli_w
-from bench import private_text
-from deployment import (
+from typer.testing import CliRunner
+
+from espalier.flower.control_api import answers
+from espalier.flower.programs import sites_share_port
+from tests.bench import private_text
+from tests.flower.flower_parts import flwr_command
+from tests.processes.deployment import (
     BIN,
     environment,
     espalier,
@@ -30,12 +35,7 @@ from deployment import (
     secured_superlink,
     wait_for_port,
 )
-from flower_parts import flwr_command
-from tiny_model import save_tiny_llama
-from typer.testing import CliRunner
-
-from espalier.flower.control_api import answers
-from espalier.flower.programs import sites_share_port
+from tests.tiny_model import save_tiny_llama
 
 ROOT = Path(__file__).parent.parent.parent
 SITE, OTHER = "hospital-a", "hospital-b"

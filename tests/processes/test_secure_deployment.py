@@ -17,8 +17,10 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from bench import private_text
-from deployment import (
+
+from espalier.flower.programs import sites_share_port
+from tests.bench import private_text
+from tests.processes.deployment import (
     BIN,
     Tap,
     environment,
@@ -30,8 +32,6 @@ from deployment import (
     tensor_names,
     wait_for_port,
 )
-
-from espalier.flower.programs import sites_share_port
 
 pytestmark = [
     pytest.mark.processes,

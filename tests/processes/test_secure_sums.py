@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from bench import private_text
-from deployment import espalier, federation
-from interrupted import ROOT
 
 from espalier.cli.keys import make_keys
+from tests.bench import private_text
+from tests.processes.deployment import espalier, federation
+from tests.processes.interrupted import ROOT
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

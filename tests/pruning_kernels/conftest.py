@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from devices import CPU, DEVICES, tests_work_on, working_on
 
 from pruning_kernels import sparsegpt
 from pruning_kernels.selection import selection
 from pruning_kernels.votes import kept_mean, votes
 from pruning_kernels.votes.device_votes import DeviceVotes
+from tests.devices import CPU, DEVICES, tests_work_on, working_on
 
 NEVER = 1 << 62
 

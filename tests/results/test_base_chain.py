@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from made_runs import pruned_run, tuned_run
-from tiny_model import save_tiny_llama
 
 from espalier.hf.opening.opened import OpenedModel
 from espalier.results.base_chain import chain_of, in_words, run_of
+from tests.results.made_runs import pruned_run, tuned_run
+from tests.tiny_model import save_tiny_llama
 
 
 @pytest.fixture

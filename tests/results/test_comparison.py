@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_directories import OTHER_BASE, metric, save_run
 
 from espalier.cli.command import main as command
 from espalier.errors import InputError
@@ -15,6 +14,7 @@ from espalier.results.comparison.command import main, markdown
 from espalier.results.comparison.compared_runs import compare
 from espalier.results.comparison.page import html_page
 from espalier.results.comparison.table import csv_text, notes, plot_of, results_table
+from tests.results.run_directories import OTHER_BASE, metric, save_run
 
 TUNED = {
     "method": "fedpetuning",

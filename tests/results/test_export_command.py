@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from hub_server import TOKEN, Hub, serving
 from huggingface_hub import ModelCard
-from made_runs import masked_run, pruned_run, tuned_run
-from tiny_model import save_tiny_llama
 from transformers import AutoModelForCausalLM
 
 from espalier.environment.hub_models import download_model
 from espalier.hf.export.model import export_edited
 from espalier.hf.opening.opened import OpenedModel
 from espalier.results.export import command
+from tests.hf.hub_server import TOKEN, Hub, serving
+from tests.results.made_runs import masked_run, pruned_run, tuned_run
+from tests.tiny_model import save_tiny_llama
 
 SAMPLES = torch.arange(2 * 9).view(2, 9)
 

@@ -20,14 +20,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from made_runs import masked_run, tuned_run
-from test_export_command import export
-from tiny_model import save_tiny_llama
 
 from espalier.hf.opening.opened import OpenedModel
 from espalier.methods.pruning.pooled_pruning import shared_inputs
 from espalier.results.finished_run import open_run
 from espalier.results.input_sums import read_sums, write_sums
+from tests.results.made_runs import masked_run, tuned_run
+from tests.results.test_export_command import export
+from tests.tiny_model import save_tiny_llama
 
 QUANTIZE = os.environ.get("LLAMA_QUANTIZE", "")
 

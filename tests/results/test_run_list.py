@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-from run_directories import metric, save_run
 
 from espalier.cli.command import main as command
 from espalier.results.figures import main_quality
 from espalier.results.finished_run import open_run
 from espalier.results.run_list import find_runs, listed, main
 from espalier.storage.directory_lock import locked
+from tests.results.run_directories import metric, save_run
 
 
 def test_row_of_completed_run(tmp_path: Path) -> None:

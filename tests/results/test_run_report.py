@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from bench import EVALUATED, Bench, Home, home
 from flwr.app import Context, RecordDict
 from transformers import AutoModelForCausalLM
 
@@ -19,6 +18,7 @@ from espalier.results.report.layers import layers_of
 from espalier.results.report.usage import snippets_of
 from espalier.results.report.verdict import status_of
 from strategies.base.rounds import RunFailed
+from tests.bench import EVALUATED, Bench, Home, home
 
 TUNED = {
     "federation.rounds": 2,

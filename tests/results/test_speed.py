@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import Bench, Home, home
-from tiny_model import save_tiny_llama, save_tiny_roberta
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from espalier.errors import InputError
@@ -14,6 +12,8 @@ from espalier.results.finished_run import open_run
 from espalier.results.measured_model import measured
 from espalier.results.report.page import report_page
 from espalier.results.speed import FILE, measure, measured_rows
+from tests.bench import Bench, Home, home
+from tests.tiny_model import save_tiny_llama, save_tiny_roberta
 
 FEW = {"prompt_tokens": 8, "new_tokens": 3, "repetitions": 1, "batch_size": 1}
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import Bench, model_files
 from flwr.app import Message
 
 from espalier.errors import InputError
 from server_app.tracking.run_tracking import between_rounds, known, parameters_of
+from tests.bench import Bench, model_files
 
 TOOLS = ("tensorboard", "trackio", "wandb", "mlflow")
 SETTINGS = {

@@ -138,7 +138,7 @@ def test_more_clients_than_devices_are_refused(fleet: Fleet) -> None:
         (
             "[places.far]",
             "[places.any]",
-            "places.any: devices whose place is any stand in all places in turn; rename it",
+            "places.any: devices whose place is any rotate through all places; rename it",
         ),
         ("mode-rounds = 2", "mode-rounds", "is not TOML"),
     ],
@@ -152,7 +152,9 @@ def test_a_wrong_file_is_told_by_file_and_key(
 
 
 def test_no_file(tmp_path: Path) -> None:
-    with pytest.raises(EspalierError, match=r"there is no .*missing\.toml; conf/devices has some"):
+    with pytest.raises(
+        EspalierError, match=r"there is no .*missing\.toml; see conf/devices for examples"
+    ):
         read_fleet(tmp_path / "missing.toml")
     with pytest.raises(EspalierError, match="cannot be read"):
         read_fleet(tmp_path)

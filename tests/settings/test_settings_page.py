@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_method import ROW
 
 from espalier.flower.programs import read_node_config
 from espalier.launch.configuration import _pair
@@ -16,6 +15,7 @@ from espalier.settings.methods import METHODS, settings_of
 from espalier.settings.node import NodeSettings
 from tests.pages.schema import Key, keys_of, keys_of_a_run
 from tests.pages.settings_page import BEGIN, END, settings_page, with_app_config
+from tests.toy_method import ROW
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = (ROOT / "pyproject.toml").read_text()

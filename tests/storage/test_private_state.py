@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from run_names import BY_HAND, named
 
 from espalier.errors import EspalierError
 from espalier.storage.client_state import (
@@ -19,6 +18,7 @@ from espalier.storage.client_state import (
     mark_as_ours,
     remove_run,
 )
+from tests.run_names import BY_HAND, named
 
 LOCKING = """
 import sys

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import Bench
 from flwr.app import Context, RecordDict
 
 from espalier.errors import InputError
 from strategies.base.new_run import new_run
+from tests.bench import Bench
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own-server-app.md").read_text()
 CLIENT, SERVER = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

@@ -1,6 +1,6 @@
 """The orchestration benchmark splits the wall time into parts that add up to it."""
 
-from benchmarks.orchestration import split
+from benchmarks.speed.orchestration import split
 
 
 def test_a_run_of_two_rounds_is_split_as_on_paper() -> None:

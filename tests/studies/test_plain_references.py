@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.plain_stream import receive
-from benchmarks.plain_vote import plain_vote, unpacked
+from benchmarks.speed.plain_stream import receive
+from benchmarks.speed.plain_vote import plain_vote, unpacked
 
 
 def test_votes_then_magnitude_then_index_decide() -> None:

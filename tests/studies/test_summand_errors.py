@@ -4,11 +4,11 @@ import re
 from pathlib import Path
 
 import torch
-from tiny_model import save_tiny_llama
 
-from benchmarks.summand_errors import flap_lines, pruner_lines, slicegpt_lines
+from benchmarks.accuracy.summand_errors import flap_lines, pruner_lines, slicegpt_lines
 from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.run import parse
+from tests.tiny_model import save_tiny_llama
 
 
 def test_sums_decide_as_floats_do(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from espalier.settings.methods import Row
 
 ROW = Row(
     title="Toy (the mean of a vector)",
-    settings="toy_method.contract:ToySettings",
-    job="toy_method.client",
-    strategy="toy_method.strategy:Toy",
+    settings="tests.toy_method.contract:ToySettings",
+    job="tests.toy_method.client",
+    strategy="tests.toy_method.strategy:Toy",
 )

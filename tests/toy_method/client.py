@@ -7,7 +7,7 @@ from client_app.protocol.evaluation import Evaluation
 from client_app.site import Site
 from espalier.messages.message import MessageBody
 from espalier.messages.tensor_blobs import pack_tensors
-from toy_method.contract import EDITS
+from tests.toy_method.contract import EDITS
 
 
 def train(site: Site, request: MessageBody) -> MessageBody:

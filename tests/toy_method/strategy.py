@@ -4,7 +4,7 @@ import numpy as np
 
 from strategies.base.inbox import Inbox
 from strategies.cuts import Editing
-from toy_method.contract import EDITS
+from tests.toy_method.contract import EDITS
 
 
 class Toy(Editing):

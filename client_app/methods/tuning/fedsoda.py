@@ -109,7 +109,7 @@ def held_emulator(state: PrivateState, aligned: int | None = None) -> HeldEmulat
         return HeldEmulator([], {})
     found = next((held for held in kept if held["aligned"] == aligned), None)
     if found is None:
-        raise StateLost("train: the emulator's LoRA at this site is of another round")
+        raise StateLost("train: the site has the emulator's LoRA of a different round")
     return HeldEmulator(
         found["blocks"],
         {key: blob for part in found["parts"].values() for key, blob in part.items()},

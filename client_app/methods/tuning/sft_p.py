@@ -217,7 +217,7 @@ def _train(site: Site, state: PrivateState, request: MessageBody, rank_limit: in
     # From before this round, so that a repeated round begins with the same embedding.
     own = _conditioning(state, header)
     moments = {}
-    # Only the embedding's moments continue; those of shared tensors begin anew in every round.
+    # Only the embedding's moments continue; those of shared tensors are reset in every round.
     if "step" in own:
         moments[EMBEDDING] = {name: own[name] for name in ("exp_avg", "exp_avg_sq", "step")}
     with mistakes_of_kernels():

@@ -332,7 +332,7 @@ class Indexed(Sequence[T]):
         """Return the value that ``keep`` stored under this name, or None if there is none."""
         if (folder := self.corpus.folder) is None:
             return None
-        # A document that is missing or damaged is computed anew.
+        # A document that is missing or damaged is computed again.
         with suppress(OSError, ValueError, KeyError, TypeError):
             document = read_json((folder / f"{name}-{self.sha256[:32]}.json").read_text())
             if document["sha256"] == _sha256_of(document["value"]):

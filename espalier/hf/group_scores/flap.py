@@ -104,7 +104,7 @@ def unpack_moments(blob: bytes) -> dict[str, Moments]:
 
 
 def moments_of_sums(tokens: int, words: Callable[[str], Words]) -> dict[str, Moments]:
-    """Return the moments of a block from sums over so many tokens.
+    """Return the moments of a block from sums over this number of tokens.
 
     ``words`` returns the sums of a tensor, of one party or of several, in fixed point.
     """

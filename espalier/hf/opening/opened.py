@@ -246,7 +246,7 @@ class OpenedModel:
         counted = (
             stored for name, stored in self.checkpoint.tensors.items() if name.startswith(parts)
         )
-        # Only encoders have a head that is made anew, of this width.
+        # Only encoders have a head that is created again, of this width.
         features = blocks[0].linears[0].shape[1] if self.family.kind == "encoder" else 0
         return ModelPlan(
             blocks,
@@ -641,7 +641,7 @@ def opened_in(directory: Path) -> OpenedModel:
 
     Within a process, callers share the same model and its hash as long as the files do not change.
     """
-    # Stamps are part of the key, so a changed directory is opened anew.
+    # Stamps are part of the key, so a changed directory is opened again.
     stamps = _stamps(directory) if directory.is_dir() else ()
     return _opened_in(directory, stamps)
 

@@ -155,7 +155,7 @@ class ProcessTokenizer:
             and all(map(_is_row, spans))
             and all(_are_spans(edges, len(own)) for own, edges in zip(ids, spans, strict=True))
         ):
-            raise self._fault("gave an answer to another question")
+            raise self._fault("returned a reply that does not match the request")
         return [
             ChatTokens(tuple(own), tuple(zip(edges[::2], edges[1::2], strict=True)))
             for own, edges in zip(ids, spans, strict=True)
@@ -219,7 +219,7 @@ class ProcessTokenizer:
                 and all(map(_is_row, rows))
                 and all(len(row) == width * len(own) for row, own in zip(rows, ids, strict=True))
             ):
-                raise self._fault("gave an answer to another question")
+                raise self._fault("returned a reply that does not match the request")
             # Offsets are flat in the answer: start and end of each token.
             if width == 2:
                 rows = [list(zip(row[::2], row[1::2], strict=True)) for row in rows]

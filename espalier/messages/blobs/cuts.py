@@ -256,7 +256,7 @@ def require_step(groups: Groups, before: Cut, after: Cut, share: float, job: Cut
     """
     # Cuts are final: adapters of removed rows do not exist any more.
     if (before & ~after).any():
-        raise ProtocolError(f"{CUT}: groups that were cut before have come back")
+        raise ProtocolError(f"{CUT}: groups that were removed earlier are present again")
     # A client that lost its importance scores cuts nothing.
     if np.array_equal(before, after):
         return
@@ -265,13 +265,13 @@ def require_step(groups: Groups, before: Cut, after: Cut, share: float, job: Cut
         spent = groups.spent(after, pools)
         room = groups.room(pools, job)
         if spent < target - room:
-            raise ProtocolError(f"{CUT}: less is cut than the share that was asked for")
+            raise ProtocolError(f"{CUT}: the pruning ratio is below the requested one")
         own = groups.span(pools)
         # The order of removal is unknown, so the largest new group counts as the last one.
         last = int(groups.costs[own][after[own] & ~before[own]].max(initial=0))
         if last and spent - last >= target + room:
             raise ProtocolError(
-                f"{CUT}: more is cut than the share that was asked for, by a group or more"
+                f"{CUT}: the pruning ratio is above the requested one, by a group or more"
             )
     # Channels are every second pool.
     channels = groups.stay(after)[1::2]

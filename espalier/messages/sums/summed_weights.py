@@ -17,7 +17,7 @@ WITHHELD = ("samples", "damping")
 The weight is a summand, and FedSpaLLM's damping is shown in the summary of other runs only.
 """
 MAX_WEIGHT = 1_000_000
-"""Maximum weight of a client; more samples count as so many."""
+"""Maximum weight of a client; more samples count as this number."""
 
 
 def most_weight(run: RunSettings) -> int:
@@ -34,7 +34,7 @@ def weight_specs(run: RunSettings) -> dict[str, dict[str, SumSpec]]:
 
 
 def own_weight(samples: int, run: RunSettings) -> int:
-    """Return the weight of a client with so many samples: clipped, or 1 with equal weights."""
+    """Return the weight of a client with this number of samples: clipped, or 1 with equal weights."""
     return max(1, min(samples, most_weight(run)))
 
 

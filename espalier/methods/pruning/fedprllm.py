@@ -221,7 +221,7 @@ def largest_orders(
 
 
 OBSERVER = (
-    "One bit per weight: whether this client would prune it, given its text. Whoever knows some of"
+    "One bit per weight: whether this client would prune it, given its text. A reader who knows some of"
     " the samples can recognise them in the reply, whatever `min-tokens` says. Also how long the"
     " work took."
 )

@@ -408,7 +408,7 @@ def _require_blocks(plan: ModelPlan, blocks: list[int]) -> None:
 OBSERVER = (
     "Of the layers that were sampled for this client: which weights it would prune, and the kept"
     " weights. With SparseGPT their changes depend on the second moments of the client's"
-    " activations, which the server influences by the layers that it pushed before. Whoever knows"
+    " activations, which the server influences by the layers that it pushed before. A reader who knows"
     " some of the samples may recognise them. With `client-weights` = `samples` only: the number of"
     " calibration samples. Also the largest damping, and how long the work took."
 )

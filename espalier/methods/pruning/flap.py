@@ -147,6 +147,6 @@ OBSERVER = (
     " this client's samples and the sum of squares, from which mean and variance follow, and the"
     " number of tokens. Over few tokens the"
     " means come close to the values of single tokens; the site's `min-tokens` sets the minimum."
-    " Whoever knows some of the samples can recognise them in the reply, whatever `min-tokens`"
+    " A reader who knows some of the samples can recognise them in the reply, whatever `min-tokens`"
     " says. Also how long the work took."
 )

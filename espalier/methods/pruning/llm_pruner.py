@@ -415,7 +415,7 @@ OBSERVER = (
     " pruned: weights times the gradient of this client's loss on its samples, summed over the"
     " group, or the squares of such sums, added up over samples. The site's `min-tokens` sets the"
     " minimum number of tokens. There are far fewer numbers than in the gradient; they tell which"
-    " groups the text uses. Whoever knows some of the samples may recognise them. With `rearrange`"
+    " groups the text uses. A reader who knows some of the samples may recognise them. With `rearrange`"
     " also how the sums of each two groups of a block and kind are correlated over samples. From"
     " this the sums of each sample can be computed except for an unknown rotation among samples, or"
     " the sign of a single sample; with fewer samples than groups also the number of samples. Also"
@@ -426,6 +426,6 @@ OBSERVER_OF_EQUATIONS = (
     " the residual stream, summed over all tokens of this client's samples in the pruned model, and"
     " for each the inner product with what all groups of the block would add. It tells which groups"
     " are active together on the text. The site's `min-tokens` sets the minimum number of tokens."
-    " The server chooses what is removed, and so it influences what it learns. Whoever knows some"
+    " The server chooses what is removed, and so it influences what it learns. A reader who knows some"
     " of the samples may recognise them. Also how long the work took."
 )

@@ -253,7 +253,7 @@ OBSERVER = (
     " tokens of this client's samples. They describe the space in which its hidden states lie; with"
     " fewer tokens than dimensions they also tell the number of tokens (the site's `min-tokens`"
     " sets the minimum). Before the first block they are a sum over the tokens' own embeddings,"
-    " from which somebody can compute how often each token occurs. Whoever knows some of the"
+    " from which somebody can compute how often each token occurs. A reader who knows some of the"
     " samples can recognise them in the reply, whatever `min-tokens` says. With `client-weights`"
     " = `samples`: the number of calibration samples. Also how long the work took."
 )

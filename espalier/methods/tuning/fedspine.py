@@ -284,7 +284,7 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
             return []
         return [
             f"{method}.prune-rounds = {steps}: in {count(rounds, 'round')} (federation.rounds) not"
-            f" even the largest arms come to the share; lower it to {most} or less"
+            f" even the largest arms reach the pruning ratio; lower it to {most} or less"
         ]
 
     def _schedule_too_long(self, method: str, rounds: int) -> list[str]:
@@ -295,7 +295,7 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
         return [
             f"{begun}{method}.prune-rounds = {self.prune_rounds or f'0, which is {steps}'}: pruning"
             f" would end in round {self.prune_from + steps - 1} of {rounds} (federation.rounds),"
-            f" and no device comes to the share; lower {'one of them' if begun else 'it'}"
+            f" and no device reaches the pruning ratio; lower {'one of them' if begun else 'it'}"
         ]
 
 

@@ -132,7 +132,7 @@ def talk_until_end(talks: Sequence[Conversation], screen: Screen) -> None:
         if text == CLEAR:
             for talk in talks:
                 talk.turns.clear()
-            tell("the conversation begins anew")
+            tell("the conversation begins again")
         elif text:
             try:
                 forgotten = answer_all(talks, text, screen)

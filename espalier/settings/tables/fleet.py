@@ -94,7 +94,7 @@ class Fleet(Table):
     def _are_known(self) -> Self:
         if ANYWHERE in self.places:
             raise ValueError(
-                f"places.{ANYWHERE}: devices whose place is {ANYWHERE} stand in all places in turn;"
+                f"places.{ANYWHERE}: devices whose place is {ANYWHERE} rotate through all places;"
                 " rename it"
             )
         for number, group in enumerate(self.devices):
@@ -174,7 +174,7 @@ def read_fleet(path: Path) -> Fleet:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputError(f"fleet: there is no {path}; conf/devices has some") from None
+        raise InputError(f"fleet: there is no {path}; see conf/devices for examples") from None
     except OSError as error:
         raise InputError(f"fleet: {path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -12,7 +12,7 @@ its factor is ``exploration`` (2 in the paper). A cell without a point has no me
 others, and ties are broken at random.
 
 The paper's arm space is ``[p_{t-1}, p*] x [r_min, r_max]``. After a round, all played points lie at
-or below ``p_{t-1}`` and cannot be played again, so the paper's bandit starts anew in every round;
+or below ``p_{t-1}`` and cannot be played again, so the paper's bandit is reset in every round;
 this is ``absolute``. With ``relative`` a point gives the next pruning step, so it has the same
 meaning in every round.
 """

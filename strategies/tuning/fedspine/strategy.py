@@ -56,7 +56,7 @@ SIDES: tuple[PrunedSide, PrunedSide] = ("rows", "columns")
 
 
 def require_falls(settings: RunSettings) -> None:
-    """Refuse a bandit with one training step per round: no loss would fall, and rewards be 0."""
+    """Refuse a bandit with one training step per round, because all rewards would be 0."""
     if settings.of(FedSpineSettings).allocation == "bandit" and settings.training.steps < 2:
         raise InputError(
             f"training.steps = {settings.training.steps}: a bandit learns from how far the loss"

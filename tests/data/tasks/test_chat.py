@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_model import save_tiny_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from espalier.data.tasks.catalogue import TASKS
@@ -23,6 +22,7 @@ from espalier.settings.run import parse
 from espalier.settings.tables.task import CHAT_TEMPLATES
 from espalier.training.packing import packed
 from espalier.training.sequences import client_sequences, sequence_groups
+from tests.tiny_model import save_tiny_llama
 
 SECRET = "hawthorn"
 CHATML = CHAT_TEMPLATES["chatml"]

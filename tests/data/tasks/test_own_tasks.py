@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_model import save_tiny_llama
 
 from espalier.data.client_items import client_items
 from espalier.data.tasks.catalogue import task_of
@@ -16,6 +15,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.node import parse_node
 from espalier.settings.run import RunSettings, parse
 from espalier.training.sequences import client_sequences
+from tests.tiny_model import save_tiny_llama
 
 FILES = {"method": "fedpetuning", "data.path": "unused.jsonl"}
 

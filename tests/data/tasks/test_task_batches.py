@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import torch
-from tiny_model import save_tokenizer
 from transformers import AutoTokenizer
 
 from espalier.data.tasks.encoding import Encoded
 from espalier.data.tasks.item import Item, collate, collate_texts
+from tests.tiny_model import save_tokenizer
 
 LONG = Encoded((5, 6, 7, 8), 2)
 SHORT = Encoded((9, 4), 1)

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from saved_run import save_run
-from tiny_model import save_tiny_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from espalier.errors import InputError
 from espalier.results.use.chat_command import Screen, main
 from espalier.results.use.conversation import Answering, Conversation
+from tests.results.use.saved_run import save_run
+from tests.tiny_model import save_tiny_llama
 
 TEMPLATE = (
     "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}"
@@ -168,7 +168,7 @@ def test_turns_from_standard_input(
     first = expected(run / "model", "[user]oak[assistant]")
     second = expected(run / "model", f"[user]oak[assistant]{first}[user]fir[assistant]")
     assert out == f"{first}\n{second}\n{first}\n"
-    assert "the conversation begins anew" in err
+    assert "the conversation begins again" in err
 
 
 def test_missing_template_is_said(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from saved_run import save_run
-from tiny_model import save_tiny_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from espalier.cli.command import main as command
@@ -19,6 +17,8 @@ from espalier.results.finished_run import open_run
 from espalier.results.use.harness import main
 from espalier.results.use.harness_records import IN_THE_HUBS_FORM, with_local_data
 from espalier.results.use.scores import Score, store
+from tests.results.use.saved_run import save_run
+from tests.tiny_model import save_tiny_llama
 
 needs_harness = pytest.mark.skipif(find_spec("lm_eval") is None, reason="needs the extra lm-eval")
 WORDS = ["oak", "fir", "elder", "ivy"]

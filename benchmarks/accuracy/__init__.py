@@ -1,0 +1,1 @@
+"""Measurements of accuracy: rounding, and agreement with other programs."""

@@ -1,0 +1,1 @@
+"""Study of FedSpine on a task."""

@@ -1,0 +1,1 @@
+"""Models of the measurements: with random weights, and published ones by their configuration."""

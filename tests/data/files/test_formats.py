@@ -1,0 +1,214 @@
+"""The same records in every format give the same passages and items."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from espalier.data.client_items import client_items
+from espalier.data.client_text import split_passages
+from espalier.data.files import corpus_index, tables
+from espalier.data.files.formats import open_rows
+from espalier.data.files.tables import DelimitedRows
+from espalier.data.passages import split
+from espalier.errors import EspalierError
+from espalier.settings.node import parse_node
+from espalier.settings.run import parse
+from espalier.settings.tables.data import DataSettings
+from tests.data.files.written_files import (
+    FORMATS,
+    RECORDS,
+    SECRET,
+    node,
+    shares,
+    write_lines,
+    write_parts,
+    write_table,
+)
+
+
+@pytest.fixture(params=[False, True], ids=["in memory", "index on disk"])
+def indexed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "ROWS_AT_ONCE", 32)
+    if request.param:
+        monkeypatch.setattr(corpus_index, "LARGE_BYTES", 0)
+        monkeypatch.setattr(corpus_index, "ROWS_AT_ONCE", 50)
+
+
+@pytest.mark.usefixtures("indexed")
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_gives_the_same_passages(name: str, tmp_path: Path) -> None:
+    write_lines(tmp_path / "expected.jsonl", RECORDS)
+    FORMATS[name](tmp_path / name, RECORDS)
+    for data in ({}, {"partition": "by-field", "partition_field": "ward"}, {"group": "ward"}):
+        expected = shares(tmp_path, tmp_path / "expected.jsonl", **data)
+        assert shares(tmp_path, tmp_path / name, **data) == expected
+    own, held_out = split(record["text"] for record in RECORDS)
+    found = shares(tmp_path, tmp_path / name)
+    assert {text for part in found for text in part[0]} == set(own)
+    assert {text for part in found for text in part[1]} == set(held_out)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_site_reads_every_format(name: str, tmp_path: Path) -> None:
+    FORMATS[name](tmp_path / name, RECORDS)
+    site = parse_node(
+        {"site": "a", "data-path": str(tmp_path / name), "state-dir": str(tmp_path / "state")}
+    )
+    own, held_out = split_passages(DataSettings(), site, 0, 3, 1)
+    assert (list(own), list(held_out)) == split(record["text"] for record in RECORDS)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_tasks_read_every_format(name: str, tmp_path: Path) -> None:
+    records = [{"sentence": f"tree {n}", "label": n % 2} for n in range(600)]
+    FORMATS[name](tmp_path / name, records)
+    run = {
+        "method": "fedpetuning",
+        "task.name": "sst2",
+        "num-clients": 2,
+        "data.path": str(tmp_path / name),
+    }
+    items = [
+        item.texts[0]
+        for client in range(2)
+        for part in client_items(parse(run), node(tmp_path), client)
+        for item in part
+    ]
+    assert sorted(items) == sorted(record["sentence"] for record in records)
+
+
+def test_a_site_s_pattern_names_files(tmp_path: Path) -> None:
+    write_parts(tmp_path / "parts", RECORDS)
+    (tmp_path / "parts" / "README.md").write_text("about these data")
+    given = {"site": "a", "state-dir": str(tmp_path / "state")}
+    site = parse_node({**given, "data-path": str(tmp_path / "parts" / "*.jsonl")})
+    own, held_out = split_passages(DataSettings(), site, 0, 3, 1)
+    assert (list(own), list(held_out)) == split(record["text"] for record in RECORDS)
+    with pytest.raises(EspalierError, match=r"data-path = '.*\.csv': does not exist"):
+        parse_node({**given, "data-path": str(tmp_path / "parts" / "*.csv")})
+
+
+def test_a_pattern_names_files(tmp_path: Path) -> None:
+    write_parts(tmp_path / "parts", RECORDS)
+    found = open_rows(str(tmp_path / "parts" / "[02].jsonl"), "data.path")
+    assert [Path(file.path).name for file in found] == ["0.jsonl", "2.jsonl"]
+
+
+# ----- columns ------------------------------------------------------------------------------------
+
+
+def dolly_run(path: Path, columns: str) -> dict[str, Any]:
+    return {
+        "method": "fedpetuning",
+        "task.name": "dolly",
+        "data.path": str(path),
+        "data.columns": columns,
+    }
+
+
+def test_columns_rename_the_fields_of_a_task(tmp_path: Path) -> None:
+    records = [
+        {"question": f"Name {n}", "answer": "Oak.", "kind": "a", "context": ""} for n in range(90)
+    ]
+    write_table(tmp_path / "a.csv", records, ",")
+    columns = "instruction=question, response=answer, category=kind"
+    own, held_out = client_items(parse(dolly_run(tmp_path / "a.csv", columns)), node(tmp_path), 0)
+    assert {item.gold for item in (*own, *held_out)} == {"Oak."}
+    assert all("Name " in item.prompt for item in own)
+    site = parse_node(
+        {
+            "site": "a",
+            "data-path": str(tmp_path / "a.csv"),
+            "data-task": "dolly",
+            "data-columns": columns,
+            "state-dir": str(tmp_path / "state"),
+        }
+    )
+    run = parse({"method": "fedpetuning", "task.name": "dolly"}, simulation=False)
+    assert len(client_items(run, site, 0)[0]) > len(own)
+
+
+def test_a_column_that_is_missing_is_named(tmp_path: Path) -> None:
+    write_table(tmp_path / "a.csv", [{"question": SECRET}], ",")
+    with pytest.raises(
+        EspalierError,
+        match="row 1 has no field 'asked' for the task's field 'instruction', it has the fields question",
+    ):
+        client_items(parse(dolly_run(tmp_path / "a.csv", "instruction=asked")), node(tmp_path), 0)
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [("instruction", "is not a pair"), ("a=b,a=c", "'a' occurs twice"), ("=b", "is not a pair")],
+)
+def test_columns_are_pairs(columns: str, told: str) -> None:
+    with pytest.raises(EspalierError, match=told):
+        parse(dolly_run(Path("a.csv"), columns))
+
+
+# ----- groups -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("partition", ["iid", "quantity", "by-group"])
+def test_a_group_is_never_divided(partition: str, tmp_path: Path) -> None:
+    """Neither between clients nor between training and held-out text."""
+    records = [{"text": f"note {n}", "patient": n % 60} for n in range(600)]
+    write_lines(tmp_path / "a.jsonl", records)
+    of = {record["text"]: record["patient"] for record in records}
+    found = shares(tmp_path, tmp_path / "a.jsonl", partition=partition, group="patient")
+    parts = [{of[text] for text in part} for share in found for part in share]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 60
+    assert any(parts[1::2])
+    if partition == "by-group":
+        assert [
+            len(own) + len(held_out) for own, held_out in zip(parts[::2], parts[1::2], strict=True)
+        ] == [20, 20, 20]
+
+
+def test_groups_of_a_task_are_not_divided(tmp_path: Path) -> None:
+    records = [{"sentence": f"tree {n}", "label": n % 2, "wood": f"w{n % 50}"} for n in range(500)]
+    write_lines(tmp_path / "a.jsonl", records)
+    run = {
+        "method": "fedpetuning", "task.name": "sst2", "num-clients": 2, "data.path": str(tmp_path / "a.jsonl"),
+        "data.group": "wood", "data.partition": "by-group",
+    }  # fmt: skip
+    of = {record["sentence"]: record["wood"] for record in records}
+    parts = [
+        {of[item.texts[0]] for item in part}
+        for client in range(2)
+        for part in client_items(parse(run), node(tmp_path), client)
+    ]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 50
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        ({"data.partition": "by-group"}, "needs data.group"),
+        (
+            {"data.partition": "dirichlet", "data.group": "g", "data.partition-field": "f"},
+            "would divide the groups of data.group = 'g'",
+        ),
+    ],
+)
+def test_groups_and_partition_must_fit(data: dict[str, str], told: str) -> None:
+    with pytest.raises(EspalierError, match=told):
+        parse({"method": "fedprllm", "data.path": "a.jsonl"} | data)
+
+
+# ----- wrong files --------------------------------------------------------------------------------
+
+
+def test_blank_space_around_column_names_is_ignored(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("id, text \n1, one\n")
+    (row,) = DelimitedRows(str(path), "data.path", ",").rows(["text"])
+    assert row.record == {"id": "1", "text": " one"}
+
+
+def test_semicolons_separate_only_without_a_comma_in_the_header(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("id,text;note\n1,one;two\n")
+    (row,) = DelimitedRows(str(path), "data.path", ",").rows(["text;note"])
+    assert row.record == {"id": "1", "text;note": "one;two"}

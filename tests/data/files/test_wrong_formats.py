@@ -1,0 +1,133 @@
+"""Damaged files, and files of wrong formats: they are named and not quoted."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from espalier.errors import EspalierError
+from tests.data.files.written_files import (
+    FORMATS,
+    RECORDS,
+    SECRET,
+    shares,
+    write_arrow,
+    write_parquet,
+    write_parts,
+)
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+WRONG: dict[str, tuple[str, Callable[[Path], Any], str]] = {
+    "latin-1": (
+        "a.csv",
+        lambda path: path.write_bytes("text\nné\n".encode("latin-1")),
+        "byte 6 is not UTF-8.*Latin-1",
+    ),
+    "utf-16": (
+        "a.csv",
+        lambda path: path.write_bytes("text\nné\n".encode("utf-16")),
+        "the file is UTF-16, not UTF-8",
+    ),
+    "one field more": (
+        "a.csv",
+        lambda path: path.write_text(f"text,b\na,b\n{SECRET},b,c\n"),
+        "row 2 has 3 fields, the header has 2",
+    ),
+    "an open quote": ("a.csv", lambda path: path.write_text(f'text\n"{SECRET}\n'), "is not CSV"),
+    "two names": (
+        "a.csv",
+        lambda path: path.write_text("text,text\na,b\n"),
+        "two columns of the header have the same name",
+    ),
+    "a header only": ("a.csv", lambda path: path.write_text("text\n"), "the file is empty"),
+    "nothing": ("a.tsv", lambda path: path.write_text(""), "the file is empty"),
+    "no column": (
+        "a.csv",
+        lambda path: path.write_text(f"note\n{SECRET}\n"),
+        "has no field 'text', it has the fields note; set data.field",
+    ),
+    "no parquet column": (
+        "a.parquet",
+        lambda path: write_parquet(path, [{"note": SECRET}]),
+        "has no field 'text', it has the fields note; set data.field",
+    ),
+    "null": (
+        "a.parquet",
+        lambda path: write_parquet(path, [{"text": "a"}, {"text": None}]),
+        "row 2, field 'text' is not a string but null; remove",
+    ),
+    "a list": (
+        "a.parquet",
+        lambda path: write_parquet(path, [{"text": [SECRET]}]),
+        "row 1, field 'text' is not a string but a list",
+    ),
+    "half a parquet": (
+        "a.parquet",
+        lambda path: (write_parquet(path, RECORDS), truncated(path)),
+        r"cannot be read \(ArrowInvalid.*copy or export the file again",
+    ),
+    "half an arrow": (
+        "a.arrow",
+        lambda path: (write_arrow(path, RECORDS, False), truncated(path)),
+        "cannot be read",
+    ),
+    "text in parquet": ("a.parquet", lambda path: path.write_text(SECRET), "cannot be read"),
+    "half a gzip": (
+        "a.jsonl.gz",
+        lambda path: (FORMATS["a.jsonl.gz"](path, RECORDS), truncated(path)),
+        "the gzip data are damaged or end early",
+    ),
+    "half a zstd": (
+        "a.csv.zst",
+        lambda path: (FORMATS["a.csv.zst"](path, RECORDS), truncated(path)),
+        "the Zstandard data are damaged or end early",
+    ),
+    "an object": (
+        "a.json",
+        lambda path: path.write_text(f'[{{"text": "a"}}, "{SECRET}"]'),
+        "element 2 of the array is not a JSON object but a string",
+    ),
+    "half an array": (
+        "a.json",
+        lambda path: path.write_text(f'[{{"text": "{SECRET}"}}, '),
+        "is not JSON",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_file_is_named_and_not_quoted(name: str, tmp_path: Path) -> None:
+    file, write, told = WRONG[name]
+    write(tmp_path / file)
+    with pytest.raises(EspalierError, match=rf"{tmp_path / file}.*{told}") as refused:
+        shares(tmp_path, tmp_path / file)
+    assert SECRET not in str(refused.value)
+
+
+def test_files_of_several_formats_are_refused(tmp_path: Path) -> None:
+    write_parts(tmp_path / "parts", RECORDS)
+    (tmp_path / "parts" / "README.md").write_text("about these data")
+    with pytest.raises(EspalierError, match=r"different formats \(\.jsonl, text\)"):
+        shares(tmp_path, tmp_path / "parts")
+
+
+def test_a_split_that_was_not_saved_is_refused(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    found = datasets.DatasetDict({"test": datasets.Dataset.from_list(RECORDS)})
+    found.save_to_disk(str(tmp_path / "saved"))
+    with pytest.raises(EspalierError, match="has no split 'train', only test"):
+        shares(tmp_path, tmp_path / "saved")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("field", "note"), ("group", "ward"), ("partition_field", "ward")]
+)
+def test_a_text_file_has_no_fields(key: str, value: str, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n\ntwo")
+    with pytest.raises(EspalierError, match=rf"{key.replace('_', '-')} = '{value}': .* text file"):
+        shares(tmp_path, tmp_path / "a.txt", **{key: value})

@@ -1,0 +1,128 @@
+"""Short runs of all methods, for simulation and for real processes."""
+
+METHODS = {
+    "fedpetuning": (
+        (
+            "federation.rounds=2",
+            "training.steps=2",
+            "lora.targets=all",
+            "lora.merge=true",
+            "evaluation.local-baseline=false",
+        ),
+        ["enrol", "train", "fetch", "deliver", "train", "fetch"],
+    ),
+    "fedprllm": (("data.num-samples=20", "num-clients=3"), ["enrol", "train", "evaluate"]),
+    "fedspallm": (
+        (
+            "fedspallm.capabilities=1,2",
+            "data.num-samples=20",
+            "evaluation.local-baseline=false",
+            "part-bytes=1000000",
+        ),
+        ["enrol", "train"],
+    ),
+    "fedsoda": (
+        (
+            "model={folder}/deeper",
+            "federation.rounds=2",
+            "training.steps=2",
+            "evaluation.local-baseline=false",
+            "lora.merge=true",
+            "part-bytes=1000000",
+            "fedsoda.adapter-layers=1",
+            "fedsoda.group-layers=1",
+            "fedsoda.groups=1",
+            "fedsoda.public-text={folder}/align.txt",
+            "fedsoda.public-samples=4",
+            "fedsoda.pre-align-steps=2",
+            "fedsoda.realign-steps=2",
+            "fedsoda.realign-every=2",
+        ),
+        ["enrol", "deliver", "deliver", "deliver", "train", "deliver", "train"],
+    ),
+    "fedspine": (
+        (
+            "federation.rounds=2",
+            "training.steps=2",
+            "lora.targets=all",
+            "evaluation.local-baseline=false",
+            "part-bytes=1000000",
+            "federation.fleet=full",
+        ),
+        ["enrol", "train", "deliver", "train", "deliver", "alone"],
+    ),
+    "sft-p": (
+        (
+            "federation.rounds=1",
+            "training.steps=2",
+            "evaluation.local-baseline=false",
+            "part-bytes=1000000",
+        ),
+        ["enrol", "train", "deliver", "alone"],
+    ),
+    "flap": (
+        ("data.num-samples=20", "evaluation.local-baseline=false"),
+        ["enrol", "train", "fetch"],
+    ),
+    "pooled-pruning": (
+        ("data.num-samples=20", "evaluation.local-baseline=false", "part-bytes=1000000"),
+        ["enrol", "train"],
+    ),
+    "slicegpt": (
+        ("data.num-samples=20", "evaluation.local-baseline=false", "part-bytes=1000000"),
+        ["enrol", "train"],
+    ),
+    "llm-pruner": (
+        (
+            "data.num-samples=20",
+            "evaluation.local-baseline=false",
+            "llm-pruner.spare-first=0",
+            "llm-pruner.spare-last=0",
+        ),
+        ["enrol", "train"],
+    ),
+    "llm-streamline": (
+        (
+            "data.num-samples=20",
+            "evaluation.local-baseline=false",
+            "llm-streamline.pruning-ratio=0.5",
+            "llm-streamline.steps=2",
+            "federation.rounds=1",
+            "part-bytes=1000000",
+        ),
+        ["enrol", "train", "train"],
+    ),
+    "hetlora": (
+        (
+            "federation.rounds=1",
+            "hetlora.ranks=2,8",
+            "training.steps=2",
+            "lora.merge=true",
+            "evaluation.local-baseline=false",
+            "part-bytes=1000000",
+        ),
+        ["enrol", "train"],
+    ),
+    "flora": (
+        (
+            "federation.rounds=2",
+            "flora.ranks=2,8",
+            "training.steps=2",
+            "lora.merge=true",
+            "evaluation.local-baseline=false",
+        ),
+        ["enrol", "train", "deliver", "train", "fetch"],
+    ),
+    "fed-sb": (
+        (
+            "federation.rounds=2",
+            "training.steps=2",
+            "lora.merge=true",
+            "evaluation.local-baseline=false",
+        ),
+        ["enrol", "train", "train"],
+    ),
+}
+"""Settings, and the kinds of messages that leave the first site in order, by method."""
+SMALLER = ("flap", "llm-pruner", "llm-streamline", "slicegpt")
+"""Methods whose only result is a smaller model."""

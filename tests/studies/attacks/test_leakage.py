@@ -1,0 +1,244 @@
+"""Leakage benchmark: figures by hand, scores against plain algebra, and attacks on a tiny model."""
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.leakage import __main__ as command
+from benchmarks.leakage import likelihood
+from benchmarks.leakage.adapters import (
+    AdapterAttack,
+    canaries,
+    exposure,
+    insert,
+    mean_of,
+    private_tuning,
+)
+from benchmarks.leakage.figures import Figures, auc, figures, of_two, true_positives
+from benchmarks.leakage.noise import clipped, gaussian_delta, noise_for, private_means
+from benchmarks.leakage.sets import DataSets
+from benchmarks.leakage.statistics import KINDS, POOLED, StatisticsAttack
+from benchmarks.membership import clients as clients_module
+from benchmarks.membership.clients import Clients
+from benchmarks.membership.kinds import TUNING
+from espalier.data.files.records import Record
+from espalier.data.passages import is_held_out
+from espalier.hf.machine.computing import Computing
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.settings.run import parse
+from tests.tiny_model import WORDS, save_tiny_llama
+
+CPU = Computing(torch.device("cpu"), torch.float32, 1)
+
+
+def column(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+# ----- figures ------------------------------------------------------------------------------------
+
+
+def test_auc_counts_pairs() -> None:
+    """Of six pairs 3 beats both, 1 beats neither and ties with one, 2 beats one."""
+    assert auc(column(3, 1, 2), column(1, 2.5)) == pytest.approx((2 + 0.5 + 1) / 6)
+    assert auc(column(0, 0), column(0, 0)) == 0.5
+
+
+def test_true_positives_have_few_false_ones() -> None:
+    """Of 200 others two may be above the threshold: it is the third largest, 198."""
+    others = torch.arange(1.0, 201.0).double()
+    assert true_positives(column(198, 198.5, 500, 3), others) == 0.5
+    # Without room for a false positive the largest other value is the threshold.
+    assert true_positives(column(4, 6), column(1, 5)) == 0.5
+
+
+def test_used_one_of_two_data_sets() -> None:
+    """Two sets of two samples; the first is used. Means are 2 and 1.5; of the first samples 1, 3."""
+    scores = column(1, 3, 3, 0)[None]
+    members = torch.tensor([[True, True, False, False]])
+    assert of_two(scores, members, 2, 2) == 1.0
+    assert of_two(scores, members, 2, 1) == 0.0
+    assert figures(scores, members, 2) == Figures(2, 2, 0.625, 0.0, 1.0, 0.0)
+
+
+# ----- scores -------------------------------------------------------------------------------------
+
+
+def test_scores_equal_plain_algebra() -> None:
+    generator = torch.Generator().manual_seed(0)
+    replies, known, reference = (
+        torch.randn(number, 7, generator=generator) for number in (2, 5, 20)
+    )
+    reference[:, 3] = 4.0
+    center = torch.randn(7, generator=generator)
+    halves = [slice(0, 3), slice(3, 7)]
+    found = likelihood.scores_of(
+        (replies[:, one], known[:, one], reference[:, one], center[one]) for one in halves
+    )
+    told = [place for place in range(7) if place != 3]
+    mean = reference.mean(dim=0)[told].double()
+    spread = reference.std(dim=0)[told].double()
+    z = (reference[:, told].double() - mean) / spread
+    covariance = z.T @ z / 20 + likelihood.RIDGE * torch.eye(6).double()
+    inverse = torch.linalg.inv(covariance) * likelihood.RIDGE
+    for row in range(2):
+        for place in range(5):
+            r = (replies[row, told].double() - center[told].double()) / spread
+            x = (known[place, told].double() - mean) / spread
+            expected = float(r @ inverse @ x / (x @ inverse @ x).sqrt())
+            assert float(found[row, place]) == pytest.approx(expected, rel=1e-4)
+
+
+def test_members_of_a_mean_are_found() -> None:
+    """Means of 8 of 20 random vectors, with 2000 numbers each: members stand out."""
+    generator = torch.Generator().manual_seed(1)
+    known = torch.randn(20, 2000, generator=generator)
+    reference = torch.randn(50, 2000, generator=generator)
+    scores = likelihood.scores_of(
+        [(known[:8].mean(dim=0)[None], known, reference, reference.mean(dim=0))]
+    )
+    assert auc(scores[0, :8], scores[0, 8:]) == 1.0
+
+
+# ----- noise --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("epsilon", "noise"), [(1.0, 3.7306), (8.0, 0.60023)])
+def test_noise_of_epsilon(epsilon: float, noise: float) -> None:
+    """Known values of the analytic Gaussian mechanism at delta 1e-5."""
+    assert noise_for(epsilon) == pytest.approx(noise, rel=1e-4)
+    assert gaussian_delta(noise_for(epsilon), epsilon) <= 1e-5
+
+
+def test_clipped_means_by_hand() -> None:
+    """Vectors (3, 4) and (0.3, 0.4) in units of 1, limited to norm 1: (0.6, 0.8) and themselves."""
+    vectors = torch.tensor([[[3.0, 8.0], [0.3, 0.8]]])
+    scale = torch.tensor([1.0, 2.0])
+    assert clipped(vectors, scale, 1.0)[0].flatten().tolist() == pytest.approx([0.6, 0.8, 0.3, 0.4])
+    found = private_means(vectors, scale, 1.0, math.inf, torch.Generator())
+    assert found[0].tolist() == pytest.approx([0.45, 0.6])
+    noisy = private_means(
+        vectors.expand(4000, 2, 2), scale, 1.0, 1.0, torch.Generator().manual_seed(0)
+    )
+    # The noise is added to a sum of two vectors.
+    assert float(noisy.std(dim=0).mean()) == pytest.approx(3.7306 / 2, rel=0.05)
+
+
+# ----- attacks on replies -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataSets:
+    """Return two clients, two unused sets and two reference sets of a tiny model's text."""
+    monkeypatch.setenv("ESPALIER_STATE_DIR", "")
+    passages = [Record(f"{WORDS[number % 13]} {number}") for number in range(400)]
+    monkeypatch.setattr(
+        clients_module, "own_records", lambda _, source, __: passages if source == 0 else []
+    )
+    model = save_tiny_llama(tmp_path / "model", blocks=4, hidden=32, positions=256)
+    clients = Clients(str(model), "code", tmp_path / "texts", 6, 4, 16)
+    clients.deal()
+    return DataSets(clients, 2, 2, 2)
+
+
+def test_members_are_those_of_the_replies(sets: DataSets) -> None:
+    alone = sets.members(1)
+    assert alone.shape == (2, 16)
+    assert alone[0].tolist() == [True] * 4 + [False] * 12
+    assert alone[1].tolist() == [False] * 4 + [True] * 4 + [False] * 8
+    assert sets.members(2).tolist() == [[True] * 8 + [False] * 8]
+
+
+@pytest.mark.parametrize("name", [POOLED, "LLM-Pruner, scores", "LLM-Streamline, similarities"])
+def test_attacker_computes_the_client_s_reply(sets: DataSets, name: str) -> None:
+    """The blobs are those of the app; the other kinds are tested in ``test_membership.py``."""
+    kind = KINDS[name]
+    run = parse(sets.clients.settings(kind.method))
+    (sent,) = sets.clients.replies(kind.method, {}, [0])
+    stream = BlockStream(sets.clients.opened, CPU)
+    made = list(kind.recompute(stream, sets.clients.known(run, 0), run))
+    assert made == [sent.blobs[key] for key in sorted(sent.blobs)]
+
+
+def test_attack_on_sums(sets: DataSets) -> None:
+    attack = StatisticsAttack(sets, KINDS[POOLED], CPU)
+    alone = attack.alone()
+    assert (alone.members, alone.others) == (8, 24)
+    assert alone.auc > 0.9
+    summed = attack.summed(2)
+    assert (summed.members, summed.others) == (8, 8)
+    hidden = attack.private(1, 0.01)
+    assert hidden.auc < alone.auc
+    # Without noise, clipped vectors still tell.
+    assert attack.private(1, math.inf).auc > 0.8
+
+
+def test_attack_on_adapters(sets: DataSets) -> None:
+    """Members differ from other samples in their words only, so the figures are small but there."""
+    tuning = {**TUNING, "training.learning-rate": 3e-2}
+    attack = AdapterAttack(sets, CPU, tuning)
+    assert attack.alone().auc > 0.5
+    summed = mean_of(attack.replies)
+    key = next(iter(summed))
+    for name, tensor in summed[key].items():
+        expected = (attack.replies[0][key][name] + attack.replies[1][key][name]) / 2
+        torch.testing.assert_close(tensor, expected)
+
+
+def test_attack_on_private_adapters(sets: DataSets) -> None:
+    """Adapters of DP-SGD come from the app; with other noise they are others."""
+    pytest.importorskip("opacus", reason="needs the extra privacy")
+    attacks = [AdapterAttack(sets, CPU, private_tuning(epsilon)) for epsilon in (1.0, 8.0)]
+    assert attacks[0].run.privacy.epsilon == 1
+    key = next(iter(attacks[0].replies[0]))
+    one, other = (attack.replies[0][key] for attack in attacks)
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+    found = attacks[0].alone()
+    assert (found.members, found.others) == (8, 24)
+    assert 0 <= found.auc <= 1
+
+
+def test_exposure_by_hand() -> None:
+    """Of eight sentences three score at least as high as the canary: rank 4, one bit."""
+    scores = column(5, 9, 5, 7, 1, 2, 3, 4)
+    assert exposure(scores, 0, range(1, 8)) == 1.0
+    assert exposure(scores, 1, [0, 2, 3, 4, 5, 6, 7]) == 3.0
+
+
+def test_canaries_are_trained_on(tmp_path: Path) -> None:
+    found = canaries(20, 0)
+    assert len(set(found)) == 20
+    assert not any(map(is_held_out, found))
+    assert canaries(20, 0) == found != canaries(20, 1)
+    (tmp_path / "3.jsonl").write_text('{"text": "other"}\n')
+    insert(tmp_path, 3, found[0], 4)
+    first, second = (tmp_path / "3.jsonl").read_text().splitlines()
+    assert first.count(found[0]) == 4
+    assert second == '{"text": "other"}'
+
+
+def test_command_continues(
+    sets: DataSets,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(f"{WORDS[number % 13]} {number}" for number in range(400)))
+    given = f"--model {sets.clients.model} --text {text} --kind".split()
+    sizes = "--clients 2 --unused 2 --reference 2 --together 2 --samples 4 --tokens 16 --seeds 0"
+    given += [POOLED, *sizes.split(), "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["", *given])
+    assert command.main() == 0
+    page = (tmp_path / "out" / "leakage-model.md").read_text()
+    assert page.count(f"| {POOLED} | each reply |") == 6
+    assert page.count(f"| {POOLED} | sum of 2 replies |") == 6
+    monkeypatch.setattr(command, "StatisticsAttack", lambda *_: pytest.fail("measured twice"))
+    assert command.main() == 0
+    monkeypatch.setattr(sys, "argv", ["", "--clients", "3"])
+    assert command.main() == 2
+    assert "--clients 3 is no multiple" in capsys.readouterr().err
