@@ -1,7 +1,7 @@
 """Approval of replies: with ``require-approval``, a reply waits at the site for a person.
 
 A reply is computed and checked as usual. It is then stored (``storage/waiting_replies.py``) and
-recorded in the egress log. The process waits until ``espalier release`` decides, or until the
+recorded in the egress log. The process waits until ``espalier approve`` decides, or until the
 server stops waiting for this attempt. In the second case there is no answer; the next attempt
 produces the same reply from the stored work of the round, and finds the decision. A restarted node
 continues in the same way.
@@ -31,13 +31,13 @@ from espalier.messages.message import Header, MessageBody
 from espalier.messages.sums.secure_sum import KINDS as SECURE_KINDS
 from espalier.messages.tensor_blobs import tensor_specs
 from espalier.storage.blobs import BlobStore
-from espalier.storage.waiting_replies import Decision, Held, HeldReplies
+from espalier.storage.waiting_replies import Decision, WaitingReplies, WaitingReply
 
 POLL_SECONDS = 0.25
 """Interval in seconds between checks for a decision, each of which looks for a file."""
 
 
-class StillHeldError(NoAnswerError):
+class NotDecidedError(NoAnswerError):
     """Error for an attempt that ends without a decision; the next attempt uses the stored reply."""
 
 
@@ -48,20 +48,20 @@ class Refused(EspalierError):
         super().__init__("it was not approved")
 
 
-def is_to_be_held(site: Site, body: MessageBody) -> bool:
+def needs_approval(site: Site, body: MessageBody) -> bool:
     """Return whether a reply of this site needs approval."""
-    holds = site.node.require_approval
+    required = site.node.require_approval
     header = body.header
-    if not holds or header.kind == "enrol" or header.status == "failed":
+    if not required or header.kind == "enrol" or header.status == "failed":
         return False
     # A person decides on the plain tensors, before the other sites mask theirs together with them.
     if header.kind in SECURE_KINDS or _is_of_a_secure_sum(site, header):
         return True
     # Messages without blobs and numbers show nothing of the data.
-    return bool(body.blobs) or (holds == "all" and bool(body.fields))
+    return bool(body.blobs) or (required == "all" and bool(body.fields))
 
 
-def released(site: Site, body: MessageBody, entry: Mapping[str, Any], waits_until: float) -> str:
+def approved(site: Site, body: MessageBody, entry: Mapping[str, Any], waits_until: float) -> str:
     """Wait until a reply is approved, and return the id of the approval.
 
     A ``fetch``, and all messages of a secure sum, need no approval of their own if the tensors were
@@ -72,12 +72,12 @@ def released(site: Site, body: MessageBody, entry: Mapping[str, Any], waits_unti
     ------
     Refused
         The reply was refused.
-    StillHeldError
+    NotDecidedError
         There was no decision until ``waits_until``, a time on ``clock``.
     """
     state = site.state(body.header)
     # Replies are stored on the disk, so a restarted node finds them.
-    replies = HeldReplies(state.held())
+    replies = WaitingReplies(state.waiting())
     kept = state.blobs(body.header.server_round)
     hashes = {blob["name"]: blob["sha256"] for blob in entry["blobs"]}
     masked = body.header.kind in SECURE_KINDS
@@ -93,18 +93,18 @@ def released(site: Site, body: MessageBody, entry: Mapping[str, Any], waits_unti
             raise Refused
         if all(words):
             return "with its first part"
-    held = _of(site, body, entry, hashes, others, kept)
+    waiting = _of(site, body, entry, hashes, others, kept)
     # An earlier attempt may have been decided on while no process waited.
-    decision = replies.decision(held)
+    decision = replies.decision(waiting)
     if decision is None:
         # The log has the reply before a person can see it.
-        if not replies.has(held):
-            note_hold(site.node.state_root(), held, "held")
-            replies.add(held, {hashes[key]: blob for key, blob in body.blobs.items()}, kept)
-        decision = _awaited(site, held, replies, waits_until)
-    if not decision.released:
+        if not replies.has(waiting):
+            log_approval(site.node.state_root(), waiting, "waiting")
+            replies.add(waiting, {hashes[key]: blob for key, blob in body.blobs.items()}, kept)
+        decision = _awaited(site, waiting, replies, waits_until)
+    if not decision.approved:
         raise Refused
-    return held.id
+    return waiting.id
 
 
 clock: Callable[[], float] = time.monotonic
@@ -122,13 +122,15 @@ def deadline(lifetime: float, started: float, kind: str) -> float:
     return started + seconds_of(lifetime) * (2 if kind in ("fetch", "masked") else 1)
 
 
-def _awaited(site: Site, held: Held, replies: HeldReplies, waits_until: float) -> Decision:
-    what = f"{site.name}: {held.entry['kind']} of round {held.entry['round']}"
-    _say(f"{what} waits for approval as {held.id}: espalier release {site.node.state_root()}")
-    while (decision := replies.decision(held)) is None:
+def _awaited(
+    site: Site, waiting: WaitingReply, replies: WaitingReplies, waits_until: float
+) -> Decision:
+    what = f"{site.name}: {waiting.entry['kind']} of round {waiting.entry['round']}"
+    _say(f"{what} waits for approval as {waiting.id}: espalier approve {site.node.state_root()}")
+    while (decision := replies.decision(waiting)) is None:
         if clock() >= waits_until:
             _say(f"{what} still waits for approval; the server gets no answer this time")
-            raise StillHeldError("the reply waits for approval at the site")
+            raise NotDecidedError("the reply waits for approval at the site")
         # Not beyond the deadline, so that the next attempt finds no process that still waits.
         pause(min(POLL_SECONDS, max(0.0, waits_until - clock())))
     return decision
@@ -141,7 +143,7 @@ def _of(
     hashes: Mapping[str, str],
     others: Sequence[str],
     kept: BlobStore,
-) -> Held:
+) -> WaitingReply:
     """Return the reply with descriptions of all its blobs, including those that leave later.
 
     With secure sums these are the plain tensors, which leave masked.
@@ -150,7 +152,7 @@ def _of(
     blobs = {key: kept.get(key) for key in dict.fromkeys(others) if key not in hashes.values()}
     later = [described("", blob, key, tensor_specs(blob)) for key, blob in blobs.items()]
     whose = {"lineage": body.header.lineage, "site": site.name, "time": now()}
-    return Held({**entry, **whose}, body.fields, later)
+    return WaitingReply({**entry, **whose}, body.fields, later)
 
 
 def _is_of_a_secure_sum(site: Site, header: Header) -> bool:
@@ -164,19 +166,19 @@ def _plain_hashes(site: Site, header: Header) -> list[str]:
     return list(kept["report"]["blob_sha256"]) if kept else []
 
 
-def note_hold(root: Path, held: Held, what: str, **more: str) -> None:
+def log_approval(root: Path, waiting: WaitingReply, what: str, **more: str) -> None:
     """Append the state of a reply that needs approval to the egress log below ``root``.
 
     OSError names the log if it cannot be written.
     """
-    which = {key: held.entry[key] for key in ("method", "round", "client", "kind", "part")}
-    egress_log(root, held.entry["lineage"], held.entry["site"]).append(
+    which = {key: waiting.entry[key] for key in ("method", "round", "client", "kind", "part")}
+    egress_log(root, waiting.entry["lineage"], waiting.entry["site"]).append(
         {
             "entry": what,
             "time": now(),
-            "hold": held.id,
-            "reply_sha256": held.digest,
-            "held_bytes": held.num_bytes,
+            "waiting_id": waiting.id,
+            "reply_sha256": waiting.digest,
+            "waiting_bytes": waiting.num_bytes,
             **which,
             **more,
         }

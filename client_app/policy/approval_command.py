@@ -1,4 +1,4 @@
-"""Approval at a site (``espalier release``): a person inspects waiting replies and decides on each.
+"""Approval at a site (``espalier approve``): a person inspects waiting replies and decides on each.
 
 Covers: a person decides on the reply that is shown, and the same reply leaves later, verified by a
 hash of all its contents. A file that was changed meanwhile is refused. Each decision is written to
@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from client_app.policy.approval import note_hold
+from client_app.policy.approval import log_approval
 from client_app.policy.egress_log import now
 from espalier.amounts import aligned
 from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError, tell
-from espalier.storage.waiting_replies import Decision, Held, HeldReplies, held_at
+from espalier.storage.waiting_replies import Decision, WaitingReplies, WaitingReply, replies_at
 
 COLUMNS = ("id", "site", "run", "method", "round", "kind", "tensors", "bytes", "waiting since")
 MIN_OF_ID = 4
@@ -26,38 +26,38 @@ MIN_OF_ID = 4
 SHOWN_TENSORS = 12
 """Maximum number of tensors shown per blob; the log lists all."""
 
-Waiting = list[tuple[HeldReplies, Held]]
+Undecided = list[tuple[WaitingReplies, WaitingReply]]
 
 
-def waiting(root: Path) -> tuple[Waiting, list[EspalierError]]:
+def waiting_in(root: Path) -> tuple[Undecided, list[EspalierError]]:
     """Return all undecided replies in a state directory, and the errors of unreadable ones."""
-    found = Waiting()
+    found = Undecided()
     damaged = list[EspalierError]()
-    for replies in held_at(root):
+    for replies in replies_at(root):
         undecided, errors = replies.undecided()
-        found += [(replies, held) for held in undecided]
+        found += [(replies, waiting) for waiting in undecided]
         damaged += errors
     return found, damaged
 
 
-def _chosen(found: Waiting, ids: Sequence[str]) -> Waiting:
+def _chosen(found: Undecided, ids: Sequence[str]) -> Undecided:
     """Return the replies whose ids begin with the given characters, each exactly one."""
     chosen = {}
     for word in ids:
         # Short prefixes would match by chance.
         if len(word) < MIN_OF_ID:
-            raise InputError(f"release: {word!r}: give at least {MIN_OF_ID} characters of an id")
+            raise InputError(f"approve: {word!r}: give at least {MIN_OF_ID} characters of an id")
         pairs = [pair for pair in found if pair[1].id.startswith(word)]
         if len(pairs) != 1:
             raise InputError(
-                f"release: {word!r}: matches {len(pairs)} waiting replies; give the id of one"
+                f"approve: {word!r}: matches {len(pairs)} waiting replies; give the id of one"
                 " that is listed"
             )
         chosen[pairs[0][1].id] = pairs[0]
     return list(chosen.values())
 
 
-def decide(root: Path, pairs: Waiting, released: bool, reason: str = "") -> Iterator[str]:
+def decide(root: Path, pairs: Undecided, approved: bool, reason: str = "") -> Iterator[str]:
     """Decide on replies one after the other, and yield a line for each decision.
 
     Raises
@@ -69,47 +69,47 @@ def decide(root: Path, pairs: Waiting, released: bool, reason: str = "") -> Iter
     # A file of another account could not be read by the node.
     if pairs:
         _require_owner(root)
-    decision = Decision(released, now(), _account(os.geteuid()), reason)
+    decision = Decision(approved, now(), _account(os.geteuid()), reason)
     errors = list[str]()
-    for replies, held in pairs:
+    for replies, waiting in pairs:
         try:
             # A lock per reply: two people cannot decide at the same time.
-            with replies.deciding(held):
-                _decide(root, replies, held, decision)
+            with replies.deciding(waiting):
+                _decide(root, replies, waiting, decision)
         except EspalierError as error:
             errors.append(str(error))
         else:
-            yield f"{_word(decision):<10} {held.id}  {_what(held.entry)}"
+            yield f"{_word(decision):<10} {waiting.id}  {_what(waiting.entry)}"
     if errors:
         raise InputError("\n".join(errors))
 
 
-def _decide(root: Path, replies: HeldReplies, held: Held, decision: Decision) -> None:
+def _decide(root: Path, replies: WaitingReplies, waiting: WaitingReply, decision: Decision) -> None:
     """Record the decision in the egress log, then put it into effect."""
     # The files may have changed since they were shown.
-    if decision.released:
-        replies.require_as_shown(held)
+    if decision.approved:
+        replies.require_as_shown(waiting)
     why = {"reason": decision.reason} if decision.reason else {}
     # The log first: no decision without an entry.
     try:
-        note_hold(root, held, _word(decision), by=decision.by, **why)
+        log_approval(root, waiting, _word(decision), by=decision.by, **why)
     except OSError as error:
         raise InputError(
             f"{error.filename}: cannot be written ({error.strerror}); nothing was decided on"
-            f" {held.id}"
+            f" {waiting.id}"
         ) from None
     try:
-        replies.decide(held, decision)
+        replies.decide(waiting, decision)
     except OSError as error:
         raise InputError(
             f"{replies.folder}: cannot be written ({error.strerror}); the log contains"
-            f" {_word(decision)!r} for {held.id}, but the reply still waits: free some disk"
+            f" {_word(decision)!r} for {waiting.id}, but the reply still waits: free some disk"
             " space, and decide again"
         ) from None
 
 
 def _word(decision: Decision) -> str:
-    return "released" if decision.released else "refused"
+    return "approved" if decision.approved else "refused"
 
 
 def _account(uid: int) -> str:
@@ -126,34 +126,34 @@ def _require_owner(root: Path) -> None:
     own = os.geteuid()
     if owner != own:
         raise InputError(
-            f"release: {root} belongs to {_account(owner)}, but you are {_account(own)}; run the"
+            f"approve: {root} belongs to {_account(owner)}, but you are {_account(own)}; run the"
             f" command as {_account(owner)}"
         )
 
 
-def _listed(found: Iterable[Held]) -> list[str]:
+def _listed(found: Iterable[WaitingReply]) -> list[str]:
     """Return the lines of a table of replies that wait for approval."""
     rows = [COLUMNS]
-    for held in found:
-        entry = held.entry
-        tensors = sum(len(blob["tensors"]) for blob in held.blobs)
+    for waiting in found:
+        entry = waiting.entry
+        tensors = sum(len(blob["tensors"]) for blob in waiting.blobs)
         rows.append(
             (
-                held.id, entry["site"], entry["lineage"], entry["method"], str(entry["round"]),
-                entry["kind"], str(tensors), f"{held.num_bytes:,}", entry["time"],
+                waiting.id, entry["site"], entry["lineage"], entry["method"], str(entry["round"]),
+                entry["kind"], str(tensors), f"{waiting.num_bytes:,}", entry["time"],
             )
         )  # fmt: skip
     return aligned(rows)
 
 
-def _shown(replies: HeldReplies, held: Held) -> Iterator[str]:
+def _shown(replies: WaitingReplies, waiting: WaitingReply) -> Iterator[str]:
     """Yield a description of all contents of a reply that waits for approval."""
-    yield f"{held.id}  {_what(held.entry)}"
-    yield f"sha256 {held.digest}, waiting since {held.entry['time']}"
-    for name, value in sorted(held.fields.items()):
+    yield f"{waiting.id}  {_what(waiting.entry)}"
+    yield f"sha256 {waiting.digest}, waiting since {waiting.entry['time']}"
+    for name, value in sorted(waiting.fields.items()):
         yield f"  {name} = {value}"
-    for blob in held.blobs:
-        file = replies.folder / held.id / f"{blob['sha256']}.blob"
+    for blob in waiting.blobs:
+        file = replies.folder / waiting.id / f"{blob['sha256']}.blob"
         yield (
             f"  {blob['name'] or 'of a further part'}: {blob['bytes']:,} bytes, sha256"
             f" {blob['sha256']}, {file} (safetensors)"
@@ -180,45 +180,47 @@ def main(given: Mapping[str, Any]) -> int:
         tell(error)
     except OSError as error:
         where = error.filename or given["state_dir"]
-        tell(f"release: {where}: {error.strerror}; run the command as the node's user")
+        tell(f"approve: {where}: {error.strerror}; run the command as the node's user")
     return 2
 
 
 def _release(root: Path, given: Mapping[str, Any]) -> int:
     if not root.is_dir():
         raise InputError(
-            f"release: {root}: is not a directory; name the state-dir of the site's node"
+            f"approve: {root}: is not a directory; name the state-dir of the site's node"
         )
     if given["all"] and given["ids"]:
         raise InputError(
-            f"release: {' '.join(given['ids'])} --all: name replies or give --all, not both"
+            f"approve: {' '.join(given['ids'])} --all: name replies or give --all, not both"
         )
     # Another account cannot read the directory and would find nothing.
     if os.geteuid() != 0:
         _require_owner(root)
-    found, errors = waiting(root)
+    found, errors = waiting_in(root)
     # The other replies can still be decided on.
     for error in errors:
         tell(error)
-    for replies, held in _chosen(found, given["show"]):
-        print("\n".join(_shown(replies, held)))
+    for replies, waiting in _chosen(found, given["show"]):
+        print("\n".join(_shown(replies, waiting)))
     # Refusals are chosen first; ``--all`` releases the others only.
     refused = _chosen(found, given["refuse"])
-    ids = {held.id for _, held in refused}
-    released = _chosen(found, given["ids"])
-    if both := sorted(ids & {held.id for _, held in released}):
-        raise InputError(f"release: {', '.join(both)}: cannot be both released and refused")
+    ids = {waiting.id for _, waiting in refused}
+    approved = _chosen(found, given["ids"])
+    if both := sorted(ids & {waiting.id for _, waiting in approved}):
+        raise InputError(f"approve: {', '.join(both)}: cannot be both approved and refused")
     if given["all"]:
-        released = [pair for pair in found if pair[1].id not in ids]
+        approved = [pair for pair in found if pair[1].id not in ids]
     # Refusals take effect first.
-    for pairs, is_released in ((refused, False), (released, True)):
+    for pairs, is_approved in ((refused, False), (approved, True)):
         try:
-            for line in decide(root, pairs, is_released, given["reason"]):
+            for line in decide(root, pairs, is_approved, given["reason"]):
                 print(line, flush=True)
         except EspalierError as error:
             tell(error)
             errors.append(error)
-    if not (given["show"] or refused or released) and (found or not errors):
-        lines = _listed(held for _, held in found) if found else [f"No reply waits in {root}."]
+    if not (given["show"] or refused or approved) and (found or not errors):
+        lines = (
+            _listed(waiting for _, waiting in found) if found else [f"No reply waits in {root}."]
+        )
         print("\n".join(lines))
     return 2 if errors else 0

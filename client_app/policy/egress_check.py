@@ -17,7 +17,7 @@ import logging
 
 from flwr.app import RecordDict
 
-from client_app.policy import approval as hold
+from client_app.policy import approval
 from client_app.policy.egress_log import egress_log, now, reply_entry
 from client_app.site import Site
 from espalier.errors import INTERRUPTS, EspalierError, InputError
@@ -33,7 +33,7 @@ def egress(site: Site, body: MessageBody, waits_until: float) -> RecordDict:
 
     Raises
     ------
-    StillHeldError
+    NotDecidedError
         There was no decision on the reply until ``waits_until``, on the clock of ``approval``. Flower
         reports an error to the server, which asks again.
     """
@@ -47,13 +47,13 @@ def egress(site: Site, body: MessageBody, waits_until: float) -> RecordDict:
         content = write(body)
         entry = reply_entry(body, content, side, fields)
         # A person decides before the entry says that the reply has left.
-        if hold.is_to_be_held(site, body):
-            entry["released"] = hold.released(site, body, entry, waits_until)
+        if approval.needs_approval(site, body):
+            entry["approved"] = approval.approved(site, body, entry, waits_until)
         # The last step: what is not in the log does not leave.
         _log(site, body, entry)
-    except (hold.StillHeldError, *INTERRUPTS):
+    except (approval.NotDecidedError, *INTERRUPTS):
         raise
-    except hold.Refused as refused:
+    except approval.Refused as refused:
         return _failed(site, f"blocked by the site: {refused}")
     # A reply that cannot be checked does not leave, for whatever reason.
     except BaseException as error:

@@ -1,7 +1,7 @@
 """Log of everything that left a site in a run, and its check (``espalier check-log``).
 
 The file is ``<state-dir>/egress/<lineage>-<site>.jsonl``. In addition to replies, it has entries
-for replies that needed approval: ``held``, ``released`` and ``refused``, each with its time.
+for replies that needed approval: ``waiting``, ``approved`` and ``refused``, each with its time.
 
 Covers and does not cover: see ``storage/hash_chain``. A log whose last entries were removed still
 passes the check. ``--head`` detects such a removal, with a hash that was noted earlier.

@@ -1,4 +1,4 @@
-"""Commands that call a module of the app: ``plan``, ``check-node``, ``report``, ``release`` ...
+"""Commands that call a module of the app: ``plan``, ``check-node``, ``report``, ``approve`` ...
 
 Each command has a function that adds it to the parser, and one that executes it and returns the
 exit code.
@@ -71,7 +71,7 @@ def add_app_commands(commands: "argparse._SubParsersAction[argparse.ArgumentPars
     )
     tasks.add_argument("names", nargs="*", metavar="TASK", help="task; none: all tasks")
     tasks.set_defaults(execute=_show_tasks)
-    _add_release(commands)
+    _add_approve(commands)
     check_log = commands.add_parser("check-log", help="verify the log of what left a site")
     check_log.add_argument(
         "where", metavar="FILE | STATE-DIR", help="a log, or a state-dir with logs in egress/"
@@ -130,19 +130,19 @@ def _check_log(given: argparse.Namespace) -> int:
     return run_in_app(installed_app(), "client_app.policy.egress_log", document)
 
 
-def _add_release(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_approve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
-        "release",
-        help="list the replies that wait for approval (require-approval), and release or refuse them",
+        "approve",
+        help="list the replies that wait for approval (require-approval), and approve or refuse them",
     )
     parser.add_argument("state_dir", metavar="STATE-DIR", help="the node's state-dir")
     parser.add_argument(
-        "ids", nargs="*", default=[], metavar="ID", help="beginning of the id of a reply to release"
+        "ids", nargs="*", default=[], metavar="ID", help="beginning of the id of a reply to approve"
     )
     parser.add_argument(
         "--all",
         action="store_true",
-        help="release all replies that wait now, except those that are refused",
+        help="approve all replies that wait now, except those that are refused",
     )
     parser.add_argument(
         "--refuse",
@@ -164,10 +164,10 @@ def _add_release(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="ID",
         help="show the content of a reply, and its files",
     )
-    parser.set_defaults(execute=_release)
+    parser.set_defaults(execute=_approve)
 
 
-def _release(given: argparse.Namespace) -> int:
+def _approve(given: argparse.Namespace) -> int:
     keys = ("state_dir", "ids", "all", "refuse", "reason", "show")
     document = {key: getattr(given, key) for key in keys}
     return run_in_app(installed_app(), "client_app.policy.approval_command", document)

@@ -21,7 +21,7 @@
                                                   start a warm SuperNode with the installed program
     espalier keys DIRECTORY --server HOST --site a --site b
                                                   make TLS certificates and a key pair per site
-    espalier release STATE-DIR                    list, release or refuse replies awaiting approval
+    espalier approve STATE-DIR                    list, approve or refuse replies awaiting approval
     espalier check-log STATE-DIR                  verify the log of what left a site
 
 ``espalier run`` does what ``flwr run .`` does, and in addition: it starts as many nodes as there

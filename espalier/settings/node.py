@@ -298,7 +298,7 @@ class NodeSettings(Table):
     require_approval: Literal["", "tensors", "all"] = Field(
         "",
         description=(
-            "Replies that wait in the state directory for approval (`espalier release`):"
+            "Replies that wait in the state directory for approval (`espalier approve`):"
             " `tensors`, those that contain tensors; `all`, also those with numbers (evaluations,"
             " times). Empty: none. Not in a simulation."
         ),

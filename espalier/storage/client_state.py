@@ -37,7 +37,7 @@ VERSION = 5
 """Version of the layout."""
 VERSION_FILE = "espalier-version.json"
 """Name of the file that marks a directory as created by Espalier."""
-HELD = "held"
+WAITING = "waiting"
 """Folder of the replies that wait for approval."""
 LASTING = "lasting"
 """Folder of the state that outlasts rounds."""
@@ -229,9 +229,9 @@ class PrivateState:
         """
         return BlobStore(self._open(f"{LASTING}-{name}"), OWNER_ONLY_FILE)
 
-    def held(self) -> Path:
+    def waiting(self) -> Path:
         """Return the folder of replies that wait for approval (``waiting_replies.py``)."""
-        return self._open(HELD)
+        return self._open(WAITING)
 
     def save(self, server_round: int, name: str, value: dict[str, Any]) -> None:
         """Save a JSON document of a round atomically."""

@@ -1,4 +1,4 @@
-"""Replies of a site that wait for a person's approval: ``<state-dir>/<run>/<site>/held``.
+"""Replies of a site that wait for a person's approval: ``<state-dir>/<run>/<site>/waiting``.
 
 A waiting reply is a sealed document of the data that would leave: its entry in the egress log, its
 fields with their values, and the hashes of all its blobs. The blobs are stored next to the document
@@ -20,7 +20,7 @@ from typing import Any
 from espalier.errors import EspalierError, InputError
 from espalier.storage.atomic import digest, read_sealed, sealed, write_bytes
 from espalier.storage.blobs import BlobStore
-from espalier.storage.client_state import HELD, is_ours, private_folder
+from espalier.storage.client_state import WAITING, is_ours, private_folder
 from espalier.storage.directory_lock import OWNER_ONLY_FILE, in_turn
 
 VERSION = 1
@@ -32,7 +32,7 @@ IDENTITY = ("lineage", "site", "method", "round", "client", "kind", "part")
 
 
 @dataclass(frozen=True)
-class Held:
+class WaitingReply:
     """Reply that waits for approval."""
 
     entry: Mapping[str, Any]
@@ -73,7 +73,7 @@ class Held:
 class Decision:
     """Decision of a person on a reply."""
 
-    released: bool
+    approved: bool
     """True if the reply may leave the site."""
     time: str
     by: str
@@ -81,138 +81,140 @@ class Decision:
     reason: str = ""
 
 
-class HeldReplies:
+class WaitingReplies:
     """Replies of one site in one run that wait for approval or were decided."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def undecided(self) -> tuple[list[Held], list[EspalierError]]:
+    def undecided(self) -> tuple[list[WaitingReply], list[EspalierError]]:
         """Return the waiting replies, oldest first, and the errors of unreadable ones."""
         found, damaged = self._read_all()
-        return [held for held, decision in found if decision is None], damaged
+        return [waiting for waiting, decision in found if decision is None], damaged
 
     def blobs_decided(self, server_round: int) -> dict[str, bool]:
-        """Return the decisions on the blobs of a round, by hash: True if released, else False.
+        """Return the decisions on the blobs of a round, by hash: True if approved, else False.
 
         If a blob belongs to several replies, one refusal is enough to refuse it. A reply with a
         damaged document needs a new decision.
         """
         found: dict[str, bool] = {}
-        for held, decision in self._read_all()[0]:
-            if decision is not None and held.entry["round"] == server_round:
-                for blob in held.blobs:
+        for waiting, decision in self._read_all()[0]:
+            if decision is not None and waiting.entry["round"] == server_round:
+                for blob in waiting.blobs:
                     # One refusal outweighs all approvals.
-                    found[blob["sha256"]] = found.get(blob["sha256"], True) and decision.released
+                    found[blob["sha256"]] = found.get(blob["sha256"], True) and decision.approved
         return found
 
-    def has(self, held: Held) -> bool:
+    def has(self, waiting: WaitingReply) -> bool:
         """Return True if the reply is stored here; it may wait or be decided."""
-        return self._document(held).exists()
+        return self._document(waiting).exists()
 
-    def add(self, held: Held, blobs: Mapping[str, bytes], kept: BlobStore) -> None:
+    def add(self, waiting: WaitingReply, blobs: Mapping[str, bytes], kept: BlobStore) -> None:
         """Store a reply with copies of its blobs.
 
         The copies keep the originals safe from a person who opens and overwrites one. ``blobs``
         are those of the first part by hash, ``kept`` has those of later parts.
         """
-        store = BlobStore(private_folder(self.folder, held.id), OWNER_ONLY_FILE)
+        store = BlobStore(private_folder(self.folder, waiting.id), OWNER_ONLY_FILE)
         # Copies, so that nobody changes the originals by opening a file.
-        for blob in held.blobs:
+        for blob in waiting.blobs:
             key = blob["sha256"]
             if not store.is_whole(key):
                 store.put(blobs[key] if key in blobs else kept.get(key))
         # The document comes after the blobs, so that it never names a missing one.
         document = {
             "version": VERSION,
-            "entry": held.entry,
-            "fields": held.fields,
-            "later": held.later,
-            "digest": held.digest,
+            "entry": waiting.entry,
+            "fields": waiting.fields,
+            "later": waiting.later,
+            "digest": waiting.digest,
         }
-        write_bytes(self._document(held), sealed(document), OWNER_ONLY_FILE)
+        write_bytes(self._document(waiting), sealed(document), OWNER_ONLY_FILE)
 
-    def decision(self, held: Held) -> Decision | None:
+    def decision(self, waiting: WaitingReply) -> Decision | None:
         """Return the decision on exactly this reply, or None; raise InputError if damaged."""
-        path = self._decided(held)
+        path = self._decided(waiting)
         if not path.exists():
             return None
         found = read_sealed(path, VERSION)
         # An old decision must not apply to a reply with the same short id.
-        if found["digest"] != held.digest:
+        if found["digest"] != waiting.digest:
             raise InputError(f"{path}: is a decision on another reply; remove it, and decide again")
-        return Decision(**{key: found[key] for key in ("released", "time", "by", "reason")})
+        return Decision(**{key: found[key] for key in ("approved", "time", "by", "reason")})
 
     @contextmanager
-    def deciding(self, held: Held) -> Iterator[None]:
+    def deciding(self, waiting: WaitingReply) -> Iterator[None]:
         """Lock the decisions in the block; raise InputError if this reply is decided already."""
         # Two people cannot decide at the same time.
         with in_turn(self.folder):
-            if (decision := self.decision(held)) is not None:
-                word = "released" if decision.released else "refused"
+            if (decision := self.decision(waiting)) is not None:
+                word = "approved" if decision.approved else "refused"
                 raise InputError(
-                    f"release: {held.id}: was {word} by {decision.by} at {decision.time}, which is"
+                    f"approve: {waiting.id}: was {word} by {decision.by} at {decision.time}, which is"
                     " final"
                 )
             yield
 
-    def require_as_shown(self, held: Held) -> None:
+    def require_as_shown(self, waiting: WaitingReply) -> None:
         """Raise InputError if a blob is missing or no longer the one that the document names."""
-        store = BlobStore(self.folder / held.id)
-        for blob in held.blobs:
+        store = BlobStore(self.folder / waiting.id)
+        for blob in waiting.blobs:
             if not store.is_whole(blob["sha256"]):
                 raise InputError(
                     f"{store.path(blob['sha256'])}: is missing or differs from the reply that"
-                    f" waits; remove {self._document(held)}; the reply waits again when the"
+                    f" waits; remove {self._document(waiting)}; the reply waits again when the"
                     " server repeats its request"
                 )
 
-    def decide(self, held: Held, decision: Decision) -> None:
+    def decide(self, waiting: WaitingReply, decision: Decision) -> None:
         """Write a decision and delete the blobs; call it within ``deciding``."""
         # The decision comes first: an interruption then loses no blob that is still undecided.
         write_bytes(
-            self._decided(held),
-            sealed({"version": VERSION, "digest": held.digest, **decision.__dict__}),
+            self._decided(waiting),
+            sealed({"version": VERSION, "digest": waiting.digest, **decision.__dict__}),
             OWNER_ONLY_FILE,
         )
-        shutil.rmtree(self.folder / held.id, ignore_errors=True)
+        shutil.rmtree(self.folder / waiting.id, ignore_errors=True)
 
-    def _document(self, held: Held) -> Path:
-        return self.folder / f"{held.id}.json"
+    def _document(self, waiting: WaitingReply) -> Path:
+        return self.folder / f"{waiting.id}.json"
 
-    def _decided(self, held: Held) -> Path:
-        return self.folder / f"{held.id}-decided.json"
+    def _decided(self, waiting: WaitingReply) -> Path:
+        return self.folder / f"{waiting.id}-decided.json"
 
-    def _read_all(self) -> tuple[list[tuple[Held, Decision | None]], list[EspalierError]]:
-        found = list[tuple[Held, Decision | None]]()
+    def _read_all(self) -> tuple[list[tuple[WaitingReply, Decision | None]], list[EspalierError]]:
+        found = list[tuple[WaitingReply, Decision | None]]()
         damaged = list[EspalierError]()
         for path in self.folder.glob("*.json"):
             # Documents have an id as name; decisions have a longer one.
             if len(path.stem) != ID_LENGTH:
                 continue
             try:
-                held = self._read(path)
-                found.append((held, self.decision(held)))
+                waiting = self._read(path)
+                found.append((waiting, self.decision(waiting)))
             except EspalierError as error:
                 # One damaged reply must not hide the others.
                 damaged.append(error)
         found.sort(key=lambda pair: (pair[0].entry["time"], pair[0].entry["round"], pair[0].id))
         return found, damaged
 
-    def _read(self, path: Path) -> Held:
+    def _read(self, path: Path) -> WaitingReply:
         found = read_sealed(path, VERSION)
-        held = Held(found["entry"], found["fields"], found["later"])
+        waiting = WaitingReply(found["entry"], found["fields"], found["later"])
         # The name is part of the identity: a renamed document is refused.
-        if found["digest"] != held.digest or path != self._document(held):
+        if found["digest"] != waiting.digest or path != self._document(waiting):
             raise InputError(
                 f"{path}: does not describe the reply that its name gives; remove it; the reply"
                 " waits again when the server repeats its request"
             )
-        return held
+        return waiting
 
 
-def held_at(root: Path) -> list[HeldReplies]:
+def replies_at(root: Path) -> list[WaitingReplies]:
     """Return the stored replies of all sites and runs below a state directory."""
     return [
-        HeldReplies(folder) for folder in sorted(root.glob(f"*/*/{HELD}")) if is_ours(folder.parent)
+        WaitingReplies(folder)
+        for folder in sorted(root.glob(f"*/*/{WAITING}"))
+        if is_ours(folder.parent)
     ]

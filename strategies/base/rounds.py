@@ -553,5 +553,5 @@ def _waited_for(pending: list[_Pending], now: float) -> str:
 
 def _late(seat: Seat) -> str:
     text = "no reply before the deadline"
-    approval = "a person there must approve its replies (espalier release); raise deadline-seconds"
+    approval = "a person there must approve its replies (espalier approve); raise deadline-seconds"
     return f"{text}; {approval}" if seat.approval else text

@@ -13,7 +13,7 @@ from flwr.app import Context, RecordDict
 
 import client_app.app
 import server_app.app
-from client_app.policy.approval_command import decide, waiting
+from client_app.policy.approval_command import decide, waiting_in
 from espalier.launch.configuration import configuration
 from espalier.settings import methods
 from espalier.storage.hash_chain import chain_check
@@ -130,8 +130,8 @@ def approver(folder: Path) -> Iterator[None]:
     def decide_again_and_again() -> None:
         while not ended.wait(0.1):
             for site in HOLDS:
-                listed, _ = waiting(folder / site)
-                list(decide(folder / site, listed, released=True))
+                listed, _ = waiting_in(folder / site)
+                list(decide(folder / site, listed, approved=True))
 
     thread = Thread(target=decide_again_and_again)
     thread.start()
@@ -275,12 +275,12 @@ def test_deployment_equals_simulation(tmp_path: Path, sites: Sites, method: str)
         assert chain_check(log).fault == ""
         entries = [json.loads(line) for line in log.read_text().splitlines()]
         assert all(
-            ("released" in entry) == (name in HOLDS and entry["blobs"] != [])
+            ("approved" in entry) == (name in HOLDS and entry["blobs"] != [])
             for entry in entries
             if "blobs" in entry
         )
         assert {entry["entry"] for entry in entries} == (
-            {"reply", "held", "released"} if name in HOLDS else {"reply"}
+            {"reply", "waiting", "approved"} if name in HOLDS else {"reply"}
         )
         kinds = [entry["kind"] for entry in entries]
         assert (

@@ -43,7 +43,7 @@ class SiteLog:
     """Time of the first and of the last entry."""
     kinds: dict[str, Replies] = field(default_factory=dict)
     others: int = 0
-    """Number of entries that are not replies: held, released or refused ones."""
+    """Number of entries that are not replies: waiting, approved or refused ones."""
     beginning: list[str] = field(default_factory=list)
     """First entries of the log, as they are."""
 

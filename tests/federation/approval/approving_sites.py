@@ -7,12 +7,12 @@ from typing import Any
 
 import client_app.app
 from client_app.policy.approval_command import main as release
-from client_app.policy.approval_command import waiting
+from client_app.policy.approval_command import waiting_in
 from espalier.messages.ledger import lifetime
 from espalier.messages.message import SCHEMA_VERSION, Header, MessageBody
 from espalier.messages.records import address, read
 from espalier.storage.hash_chain import chain_check
-from espalier.storage.waiting_replies import Held
+from espalier.storage.waiting_replies import WaitingReply
 from tests.bench import Bench
 from tests.in_process import InProcessGrid
 from tests.run_names import BY_HAND
@@ -65,7 +65,7 @@ def sites(bench: Bench, holds: str = "tensors", **changes: Any) -> InProcessGrid
 
 
 def decide(bench: Bench, **words: Any) -> int:
-    """Run ``espalier release``."""
+    """Run ``espalier approve``."""
     return release(
         {
             "state_dir": str(state(bench)),
@@ -79,8 +79,8 @@ def decide(bench: Bench, **words: Any) -> int:
     )
 
 
-def undecided(bench: Bench) -> list[Held]:
-    return [held for _, held in waiting(state(bench))[0]]
+def undecided(bench: Bench) -> list[WaitingReply]:
+    return [waiting for _, waiting in waiting_in(state(bench))[0]]
 
 
 def log_of(bench: Bench, site: str = "site-0") -> list[dict[str, Any]]:

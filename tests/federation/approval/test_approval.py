@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from flwr.app import Message
 
-from client_app.policy.approval import StillHeldError
+from client_app.policy.approval import NotDecidedError
 from client_app.policy.egress_log import main as check_log
 from espalier.errors import EspalierError
 from espalier.messages.records import read
@@ -54,7 +54,7 @@ def told(reply: Message) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_leaves_before_its_release(bench: Bench, time: Time, method: str) -> None:
-    """All parts of a reply, also those that ``fetch`` requests, are shown and released together."""
+    """All parts of a reply, also those that ``fetch`` requests, are shown and approved together."""
     of_method(bench, method)
     plain = sites(bench, "")
     bench.run(plain)
@@ -65,16 +65,16 @@ def test_nothing_leaves_before_its_release(bench: Bench, time: Time, method: str
     grid = sites(bench)
 
     def approver() -> None:
-        (held,) = undecided(bench)
-        own = {blob["sha256"] for blob in held.blobs}
-        place = (held.entry["client"], held.entry["round"])
+        (waiting,) = undecided(bench)
+        own = {blob["sha256"] for blob in waiting.blobs}
+        place = (waiting.entry["client"], waiting.entry["round"])
         left = [read(reply.content).header for _, reply in grid.received]
         assert not [
             header
             for header in left
             if (header.client, header.server_round) == place and header.kind != "deliver"
         ]
-        shown.append((held.entry["site"], own))
+        shown.append((waiting.entry["site"], own))
         assert decide(bench, all=True) == 0
 
     time.approver = approver
@@ -91,8 +91,12 @@ def test_nothing_leaves_before_its_release(bench: Bench, time: Time, method: str
         ]
         kinds = [(entry["entry"], entry["kind"]) for entry in log]
         for place in [place for place, kind in enumerate(kinds) if kind == ("reply", "train")]:
-            assert kinds[place - 2 : place] == [("held", "train"), ("released", "train")]
-            assert log[place]["released"] == log[place - 1]["hold"] == log[place - 2]["hold"]
+            assert kinds[place - 2 : place] == [("waiting", "train"), ("approved", "train")]
+            assert (
+                log[place]["approved"]
+                == log[place - 1]["waiting_id"]
+                == log[place - 2]["waiting_id"]
+            )
         left = {
             blob["sha256"] for entry in log if entry["entry"] == "reply" for blob in entry["blobs"]
         }
@@ -103,11 +107,11 @@ def test_refused_reply_loses_its_contribution(bench: Bench, time: Time) -> None:
     grid = sites(bench)
 
     def approver() -> None:
-        (held,) = undecided(bench)
+        (waiting,) = undecided(bench)
         words: dict[str, Any] = (
-            {"ids": [held.id]}
-            if held.entry["site"] == "site-0"
-            else {"refuse": [held.id], "reason": "no"}
+            {"ids": [waiting.id]}
+            if waiting.entry["site"] == "site-0"
+            else {"refuse": [waiting.id], "reason": "no"}
         )
         assert decide(bench, **words) == 0
 
@@ -118,7 +122,7 @@ def test_refused_reply_loses_its_contribution(bench: Bench, time: Time) -> None:
     assert "blocked by the site: it was not approved" in json.dumps(second)
     assert "blocked" not in json.dumps(first)
     log = log_of(bench, "site-1")
-    assert [entry["entry"] for entry in log] == ["reply", "held", "refused", "reply"]
+    assert [entry["entry"] for entry in log] == ["reply", "waiting", "refused", "reply"]
     assert (log[2]["reason"], log[3]["status"], log[3]["blobs"]) == ("no", "failed", [])
     assert "no" not in [read(reply.content).fields.get("reason") for _, reply in grid.received]
 
@@ -141,7 +145,7 @@ def test_late_release_goes_with_next_attempt(bench: Bench, time: Time) -> None:
     answered = [read(reply.content).header for _, reply in grid.received if reply.has_content()]
     assert [header.attempt for header in answered if header.kind == "train"] == [2]
     entries = [entry["entry"] for entry in log_of(bench)]
-    assert (entries.count("held"), entries.count("released")) == (1, 1)
+    assert (entries.count("waiting"), entries.count("approved")) == (1, 1)
 
 
 def test_unreleased_reply_waits_for_resumption(bench: Bench, time: Time) -> None:
@@ -166,45 +170,45 @@ def test_approval_shows_what_would_leave(
 ) -> None:
     assert decide(bench) == 2
     assert "is not a directory" in capsys.readouterr().err
-    with pytest.raises(StillHeldError):
+    with pytest.raises(NotDecidedError):
         OneSite(bench).ask()
-    (held,) = undecided(bench)
-    assert f"site-0: train of round 1 waits for approval as {held.id}" in capsys.readouterr().err
+    (waiting,) = undecided(bench)
+    assert f"site-0: train of round 1 waits for approval as {waiting.id}" in capsys.readouterr().err
     assert decide(bench) == 0
     header, row = capsys.readouterr().out.splitlines()
     assert header.split()[:4] == ["id", "site", "run", "method"]
-    tensors = sum(len(blob["tensors"]) for blob in held.blobs)
+    tensors = sum(len(blob["tensors"]) for blob in waiting.blobs)
     assert row.split()[:8] == [
-        held.id, "site-0", BY_HAND, "fedprllm", "1", "train", str(tensors), f"{held.num_bytes:,}",
+        waiting.id, "site-0", BY_HAND, "fedprllm", "1", "train", str(tensors), f"{waiting.num_bytes:,}",
     ]  # fmt: skip
-    assert decide(bench, show=[held.id]) == 0
+    assert decide(bench, show=[waiting.id]) == 0
     shown = capsys.readouterr().out
     assert "attn.q.prune_mask: U64" in shown
     assert "seconds = " in shown
-    for blob in held.blobs:
+    for blob in waiting.blobs:
         assert blob["sha256"] in shown
     assert private_text(0)[:30] not in shown
     assert decide(bench, ids=["zz"]) == 2
-    assert decide(bench, ids=[held.id], refuse=[held.id]) == 2
-    assert "both released and refused" in capsys.readouterr().err
+    assert decide(bench, ids=[waiting.id], refuse=[waiting.id]) == 2
+    assert "both approved and refused" in capsys.readouterr().err
     assert decide(bench, all=True) == 0
-    assert capsys.readouterr().out.startswith(f"released   {held.id}")
+    assert capsys.readouterr().out.startswith(f"approved   {waiting.id}")
     assert decide(bench) == 0
     assert "No reply waits" in capsys.readouterr().out
     assert check_log({"where": str(state(bench)), "heads": []}) == 0
-    assert "2 entries (1 held, 1 released)" in capsys.readouterr().out
+    assert "2 entries (1 waiting, 1 approved)" in capsys.readouterr().out
 
 
 def test_decision_by_another_user_is_refused(
     bench: Bench, time: Time, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(StillHeldError):
+    with pytest.raises(NotDecidedError):
         OneSite(bench).ask()
     monkeypatch.setattr("client_app.policy.approval_command.os.geteuid", lambda: os.getuid() + 4321)
     assert decide(bench) == 2
     assert decide(bench, all=True) == 2
     assert f"but you are {os.getuid() + 4321}; run the command as" in capsys.readouterr().err
-    assert [entry["entry"] for entry in log_of(bench)] == ["held"]
+    assert [entry["entry"] for entry in log_of(bench)] == ["waiting"]
 
 
 def test_a_simulated_node_holds_nothing() -> None:

@@ -123,14 +123,14 @@ def test_a_site_demands_secure_sums(
 def test_one_approval_covers_a_round(deployment: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A person sees the plain tensors once; masked tensors and shares then leave with them."""
     from client_app.policy import approval
-    from client_app.policy.approval_command import decide, waiting
+    from client_app.policy.approval_command import decide, waiting_in
 
     shown = list[int]()
 
     def approve(_: float) -> None:
-        found, _ = waiting(deployment.folder / "state")
-        shown.extend(len(held.blobs) for _, held in found)
-        list(decide(deployment.folder / "state", found, released=True))
+        found, _ = waiting_in(deployment.folder / "state")
+        shown.extend(len(waiting.blobs) for _, waiting in found)
+        list(decide(deployment.folder / "state", found, approved=True))
 
     monkeypatch.setattr(approval, "pause", approve)
     folder = deployment.run(sites_of(deployment, require_approval="tensors"))

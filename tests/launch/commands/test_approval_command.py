@@ -1,4 +1,4 @@
-"""``espalier release`` and ``espalier check-log``: options, output and exit codes."""
+"""``espalier approve`` and ``espalier check-log``: options, output and exit codes."""
 
 from pathlib import Path
 from typing import Any
@@ -160,10 +160,10 @@ def test_the_words_of_the_commands_arrive(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr("espalier.cli.app_commands.run_in_app", run_in_app)
     assert (
-        main(["release", "state", "ab", "--refuse", "cd", "--reason", "too much", "--show", "ef"])
+        main(["approve", "state", "ab", "--refuse", "cd", "--reason", "too much", "--show", "ef"])
         == 3
     )
-    assert main(["release", "state", "--all"]) == 3
+    assert main(["approve", "state", "--all"]) == 3
     assert main(["check-log", "state", "--head", "ab", "--head", "cd"]) == 3
     nothing = {
         "state_dir": "state",
@@ -187,5 +187,5 @@ def test_the_words_of_the_commands_arrive(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_commands_work_as_processes(state: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["check-log", str(state)]) == 0
-    assert main(["release", str(state)]) == 0
+    assert main(["approve", str(state)]) == 0
     assert capfd.readouterr().out.splitlines()[-1] == f"No reply waits in {state}."
