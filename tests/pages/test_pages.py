@@ -151,6 +151,15 @@ def test_files_and_functions_named_by_pages_exist(page: Path) -> None:
             assert name in defined_in(file), (file.name, name)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_paths_of_files_exist(page: Path) -> None:
+    """Pages that show how to add something contain the files that they name."""
+    for path in re.findall(r"`((?:[a-z_]+/)+\w+\.py)`", text_of(page)):
+        whole = ROOT / path
+        elsewhere = not (ROOT / path.split("/")[0]).exists()
+        assert whole.exists() or page.name.startswith("adding-") or elsewhere, path
+
+
 def test_api_pages_name_what_exists() -> None:
     pages = (ROOT / "docs" / "api").glob("*.md")
     names = [name for page in pages for name in re.findall(r"^::: (\S+)", page.read_text(), re.M)]
@@ -195,6 +204,12 @@ def test_privacy_table_follows_from_contracts() -> None:
 
 def test_data_protection_page_fits_two_pages() -> None:
     assert len((ROOT / "docs" / "privacy.md").read_text().split()) <= 900
+
+
+def test_data_protection_page_names_each_method() -> None:
+    text = (ROOT / "docs" / "privacy.md").read_text().lower()
+    for row in METHODS.values():
+        assert row.title.split(" (")[0].lower() in text, row.title
 
 
 def test_privacy_table_has_each_method_once() -> None:

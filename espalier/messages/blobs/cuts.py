@@ -195,7 +195,7 @@ def delivery_of_cuts(
     return delivery.contract(request, run)
 
 
-CUT = "units.cut"
+CUT = "groups.cut"
 """Name of the tensor with the bits: 1 = cut."""
 
 
