@@ -13,8 +13,6 @@ BySeed = Mapping[str, float]
 Arms = Mapping[tuple[str, str], BySeed]
 """Values by (arm, column)."""
 
-STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""97.5% quantile of Student's t distribution with 1, 2, ... degrees of freedom."""
 EXPLANATION = (
     "Mean over seeds ± half of its 95% interval (Student's t); in brackets a sign per seed, −"
     " if the first is lower."
@@ -42,14 +40,14 @@ class Difference:
 
     @property
     def half_width(self) -> float | None:
-        """Half of the 95% interval of the mean, or None.
-
-        It is None with fewer than two seeds, or with more than ``STUDENT_T`` covers.
-        """
-        freedom = len(self.by_seed) - 1
-        if not 1 <= freedom <= len(STUDENT_T):
+        """Half of the 95% interval of the mean, or None with fewer than two seeds."""
+        number = len(self.by_seed)
+        if number < 2:
             return None
-        return STUDENT_T[freedom - 1] * stdev(self.by_seed) / sqrt(len(self.by_seed))
+        # Imported here: tables without intervals need no SciPy.
+        from scipy.stats import t
+
+        return float(t.ppf(0.975, number - 1)) * stdev(self.by_seed) / sqrt(number)
 
     @property
     def signs(self) -> str:

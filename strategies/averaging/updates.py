@@ -100,7 +100,7 @@ class UpdateLimits:
 
 
 class Updates:
-    """Adapters of a round's clients, one tensor at a time: each is decoded once for all of them.
+    """Adapters of a round's clients, one tensor of every client in memory at a time.
 
     The change of each tensor is limited relative to the median client. Changes are compared by
     their root mean square, because ranks and numbers of rows may differ. All clients began with the

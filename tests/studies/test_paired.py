@@ -21,12 +21,12 @@ ARMS = {
 def test_a_difference_is_taken_seed_by_seed() -> None:
     """The differences -1, -2 and -3 have mean -2 and standard deviation 1.
 
-    Half of the interval is 4.303 / sqrt(3) = 2.484.
+    Half of the interval is 4.30265 / sqrt(3) = 2.48414.
     """
     found = difference(ARMS, Pair("a", "b"), "50%")
     assert found == Difference((-1.0, -2.0, -3.0))
     assert found.mean == -2.0
-    assert found.half_width == pytest.approx(2.4843, abs=1e-4)
+    assert found.half_width == pytest.approx(2.48414, abs=1e-5)
     assert found.text(2) == "−2.00 ± 2.48 (−−−)"
 
 
