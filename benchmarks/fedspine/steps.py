@@ -146,7 +146,13 @@ def _settings(given: argparse.Namespace, rank: int, score: Score) -> RunSettings
         "training.batch-size": given.batch,
     }
     return parse(
-        {"method": "fedspine", "fedspine.score": score, "training.steps": given.steps + 1, **chosen}
+        {
+            "method": "fedspine",
+            "fedspine.score": score,
+            "fedspine.normalise": True,
+            "training.steps": given.steps + 1,
+            **chosen,
+        }
     )
 
 

@@ -63,8 +63,9 @@ def _personal(method: str, settings: Settings) -> Arm:
 
 
 def _spine(ratio: float, **other: Any) -> Arm:
-    """Return FedSpine; ``other`` are settings of its table."""
-    named = {f"fedspine.{key.replace('_', '-')}": value for key, value in other.items()}
+    """Return FedSpine with the paper's importance; ``other`` are settings of its table."""
+    paper = {"score": "exact", "normalise": True, "selection": "kind"}
+    named = {f"fedspine.{key.replace('_', '-')}": value for key, value in (paper | other).items()}
     return _personal("fedspine", {"fedspine.pruning-ratio": ratio, **named})
 
 

@@ -6,6 +6,8 @@ from benchmarks.smaller.bench import SAMPLES
 
 BANDIT = "bandits"
 PAPER = {"fedspine.exploration": 2.0, "fedspine.granularity": 0.2, "fedspine.discount": 0.95}
+BY_LAYERS = {"fedspine.score": "exact", "fedspine.normalise": True, "fedspine.selection": "kind"}
+"""The paper's importance, by which each kind of each block loses the same ratio."""
 BY_MASKS = {"fedspine.score": "mask", "fedspine.normalise": False, "fedspine.selection": "global"}
 """Settings with which groups of all blocks compete, as in Mask Tuning's search.
 

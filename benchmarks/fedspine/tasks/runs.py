@@ -15,7 +15,14 @@ from statistics import fmean
 from typing import Any, Literal
 
 from benchmarks.fedspine.tasks import cuts, whole_tuning
-from benchmarks.fedspine.tasks.compared import AT_ONCE_LAST, BANDIT, CHOICES, UNPRUNED, at_once
+from benchmarks.fedspine.tasks.compared import (
+    AT_ONCE_LAST,
+    BANDIT,
+    BY_LAYERS,
+    CHOICES,
+    UNPRUNED,
+    at_once,
+)
 from benchmarks.fedspine.tasks.encoder_masks import mask_tuned
 from benchmarks.fedspine.tasks.other_clock import depends_on_times, retimed
 from benchmarks.reporting.rows import Rows
@@ -250,6 +257,7 @@ def _pruned(fleet: str, share: float, name: str, changes: Mapping[str, Any]) -> 
         "fedspine.pruning-ratio": share,
         "federation.fleet": fleet,
         "fedspine.keep-models": False,
+        **BY_LAYERS,
     }
     return Cell(fleet, share, name, {**own, **changes})
 

@@ -80,11 +80,11 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
         ),
     )
     selection: Literal["global", "block", "kind"] = Field(
-        "kind",
+        "global",
         description=(
-            "Prunable groups that compete: attention groups and channels of each block separately"
-            " (the paper's layers), those of a block, or those of the whole model. Importances of"
-            " different kinds are hardly comparable."
+            "Prunable groups that compete: those of the whole model, those of a block, or attention"
+            " groups and channels of each block separately (`kind`, the paper's layers). Only with"
+            " `score=mask` are the importances of different blocks and kinds comparable."
         ),
     )
     prune_rounds: int = Field(
@@ -162,18 +162,18 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
         ),
     )
     score: Literal["exact", "group", "mask"] = Field(
-        "exact",
+        "mask",
         description=(
-            "Importance of a prunable group: the sum of the squared first-order terms of its"
-            " weights by LoRA's gradients, as in the paper; the square of their sum (`group`); or"
-            " the squared gradient of a mask on the group's output (`mask`), as in APT."
+            "Importance of a prunable group: the squared gradient of a mask on the group's output,"
+            " as in APT; the sum of the squared first-order terms of its weights by LoRA's"
+            " gradients (`exact`, the paper); or the square of their sum (`group`)."
         ),
     )
     normalise: bool = Field(
-        True,
+        False,
         description=(
             "Divide each matrix's importances by their norm before those of a group are added, as"
-            " in LoRAPrune."
+            " in LoRAPrune, which the paper follows."
         ),
     )
     eta: float = Field(

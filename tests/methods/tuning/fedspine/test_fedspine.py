@@ -45,7 +45,7 @@ class TestFedSpine(FedSpineRuns, PersonalPromises):
         samples = samples_of(bench, bench.public.read_text())
         for told in summary(folder)["clients"]:
             model = AutoModelForCausalLM.from_pretrained(
-                folder / "clients" / told["site"], dtype=torch.float32
+                folder / "clients" / told["site"], dtype=torch.float32, trust_remote_code=True
             ).eval()
             expected = perplexity_of(model, samples)
             assert told["metrics"]["perplexity/public/federated"] == pytest.approx(
@@ -148,7 +148,12 @@ def test_a_base_in_nf4_keeps_whole_blocks(tmp_path: Path, monkeypatch: pytest.Mo
         EspalierError, match=r"channel-multiple = 1: with training.base = 'nf4' .* set it to 64"
     ):
         bench.run(model=model)
-    folder = bench.run(model=model, fedspine__channel_multiple=64, fedspine__allocation="fixed")
+    folder = bench.run(
+        model=model,
+        fedspine__channel_multiple=64,
+        fedspine__allocation="fixed",
+        fedspine__selection="kind",
+    )
     # Only the whole model is quantized.
     assert len(list((tmp_path / "state" / "quantised").iterdir())) == 1
     for block in structures(folder, 1)["structure"]["blocks"]:

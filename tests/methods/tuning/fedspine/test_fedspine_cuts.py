@@ -113,9 +113,9 @@ class TestFedSpine(FedSpineRuns):
     @pytest.mark.parametrize(
         ("spoil", "words"),
         [
-            (lambda bits: bits & bits - 1, "less is cut than the share"),
+            (lambda bits: bits & bits - 1, "the pruning ratio is below the requested"),
             # Set the bit of the first channel that is left.
-            (lambda bits: bits | (~bits & -4) & -(~bits & -4), "more is cut than the share"),
+            (lambda bits: bits | (~bits & -4) & -(~bits & -4), "the pruning ratio is above the requested"),
             (lambda bits: bits | 1 << UNITS, "bits are set beyond the last group"),
             (lambda bits: bits | 3, "all groups of block 0 are cut"),
         ],
