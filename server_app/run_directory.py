@@ -20,7 +20,7 @@ from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.identity.names import lineage_of
-from espalier.settings.run import NOT_PART_OF_THE_RESULT, RunSettings
+from espalier.settings.run import RunSettings, changes, of_the_result
 from espalier.storage.atomic import Damaged, read_sealed, sealed, write_bytes
 from espalier.storage.directory_lock import locked, require_free
 from strategies.base.checkpoint import CheckpointFolder
@@ -92,7 +92,7 @@ def open_run_directory(
         "completed": False,
         "lineage": lineage_of(stamp, run_id),
         "model_sha256": model.sha256,
-        "settings": _of_the_result(settings),
+        "settings": of_the_result(settings.nested()),
     }
     # Locked before ``run.json`` exists: no other server can resume it meanwhile.
     with locked(path):
@@ -180,11 +180,8 @@ def _require_continued(settings: RunSettings, model: OpenedModel, path: Path) ->
     """Return the contents of ``run.json`` if these settings and this model continue that run."""
     given = _given(settings)
     was = _read(path, given)
-    now = _of_the_result(settings)
-    before = was["settings"]
     # Settings that affect the result must be the same.
-    changed = [key for key in sorted(now.keys() | before.keys()) if before.get(key) != now.get(key)]
-    differing = [f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in changed]
+    differing = changes(was["settings"], of_the_result(settings.nested()))
     if was["model_sha256"] != model.sha256:
         differing.append("the base model differs")
     if differing:
@@ -209,17 +206,3 @@ def _read(path: Path, given: str) -> dict[str, Any]:
         ) from None
     except EspalierError as error:
         raise InputError(f"{given}: {error}") from None
-
-
-def _of_the_result(settings: RunSettings) -> dict[str, Any]:
-    """Return the settings that the result depends on, as a flat dictionary."""
-    flat: dict[str, Any] = {}
-    for key, value in settings.nested().items():
-        if key in NOT_PART_OF_THE_RESULT:
-            continue
-        flat |= (
-            {f"{key}.{name}": inner for name, inner in value.items()}
-            if isinstance(value, dict)
-            else {key: value}
-        )
-    return flat

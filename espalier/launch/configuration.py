@@ -10,7 +10,7 @@ from espalier.environment.hub_models import download_model, is_on_hub
 from espalier.environment.paths import DEMO, at_home, require_data, require_model
 from espalier.errors import InputError
 from espalier.launch.app import default_config, read_preset
-from espalier.settings.keys import changed, concerns, default_values, unread
+from espalier.settings.keys import changed, concerns, default_values, flatten, unread
 from espalier.settings.libraries import require_libraries
 from espalier.settings.run import RunSettings, parse
 from espalier.settings.tables.evaluation import BUILT_IN_TEXTS
@@ -154,17 +154,6 @@ def resolve(
         flat["model"] = download_model(settings.model, weights=works)
     flat = _with_absolute_paths(flat)
     return flat, parse(flat, simulation=True)
-
-
-def flatten(nested: Mapping[str, Any]) -> Config:
-    """Return settings with dotted keys, as Flower passes them on."""
-    flat: Config = {}
-    for key, value in nested.items():
-        if isinstance(value, Mapping):
-            flat |= {f"{key}.{inner}": given for inner, given in flatten(value).items()}
-        else:
-            flat[key] = value
-    return flat
 
 
 def _pair(word: str, defaults: Config) -> tuple[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from espalier.errors import InputError
 from espalier.launch.sweep_grid import Cell
-from espalier.settings.run import NOT_PART_OF_THE_RESULT
+from espalier.settings.run import changes, of_the_result
 
 RECORD = "sweep.json"
 LOCK = "sweep.lock"
@@ -57,11 +57,8 @@ def require_same_cells(folder: Path, configs: Mapping[str, Mapping[str, Any]]) -
     """
     cells = _recorded(folder / RECORD)
     for name, config in configs.items():
-        now = {key: value for key, value in config.items() if key not in NOT_PART_OF_THE_RESULT}
-        before = cells.setdefault(name, now)
-        keys = sorted(key for key in now.keys() | before.keys() if now.get(key) != before.get(key))
-        if keys:
-            changed = [f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in keys]
+        now = of_the_result(config)
+        if changed := changes(cells.setdefault(name, now), now):
             raise InputError(
                 f"--out {folder}: cell {name} was started with other settings ({'; '.join(changed)});"
                 " give the same settings, or name another directory"

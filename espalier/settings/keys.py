@@ -52,6 +52,17 @@ def default_values() -> dict[str, Any]:
     return known
 
 
+def flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with dotted keys, as Flower passes them on."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{key}.{inner}": given for inner, given in flatten(value).items()}
+        else:
+            flat[key] = value
+    return flat
+
+
 def concerns(key: str, method: Any) -> bool:
     """Return whether a method reads a table or its keys.
 

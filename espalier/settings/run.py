@@ -14,7 +14,7 @@ from espalier.settings.combinations import (
     no_secure_sum,
     wrong_combinations,
 )
-from espalier.settings.keys import GENERAL, keys_in_order, tables, unread_by_hand
+from espalier.settings.keys import GENERAL, flatten, keys_in_order, tables, unread_by_hand
 from espalier.settings.method import MethodSettings
 from espalier.settings.methods import METHODS, all_tables, settings_of, tables_of
 from espalier.settings.table import mistake_lines
@@ -42,6 +42,18 @@ NOT_PART_OF_THE_RESULT = (
 
 The ``settings.toml`` of a run holds the quorum that 0 stands for.
 """
+
+
+def of_the_result(nested: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that the result depends on, by dotted key."""
+    flat = flatten(nested)
+    return {key: value for key, value in flat.items() if key not in NOT_PART_OF_THE_RESULT}
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return a phrase for each setting by dotted key that differs, with both values."""
+    keys = sorted(key for key in now.keys() | before.keys() if before.get(key) != now.get(key))
+    return [f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in keys]
 
 
 class RunSettings(TopSettings):

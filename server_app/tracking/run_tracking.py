@@ -7,9 +7,9 @@ from statistics import fmean
 from typing import Any
 
 from espalier.errors import INTERRUPTS
-from espalier.settings.run import NOT_PART_OF_THE_RESULT
+from espalier.settings.run import of_the_result
 from server_app.report.summary import COLUMNS, Summary
-from server_app.tracking.tracker import Parameter, Tracker, open_tracker
+from server_app.tracking.tracker import Tracker, open_tracker
 from strategies.base.run import Run
 
 NONE = "none"
@@ -32,7 +32,7 @@ class RunTracking:
 
     def _open(self) -> None:
         settings = self._run.settings
-        parameters = parameters_of(settings.nested())
+        parameters = of_the_result(settings.nested())
         self._tracker = open_tracker(settings.tracking, self._run.folder.path, parameters)
 
     def _guarded(self, act: Callable[[], None]) -> None:
@@ -80,17 +80,6 @@ class RunTracking:
         figures = known(self._cost() | final_figures(summary))
         self._guarded(lambda: tracker.finish(figures, summary.rounds, completed=completed))
         self._tracker = None
-
-
-def parameters_of(nested: Mapping[str, Any]) -> dict[str, Parameter]:
-    """Return the settings that a result depends on, by dotted key."""
-    flat: dict[str, Parameter] = {}
-    for key, value in nested.items():
-        if isinstance(value, Mapping):
-            flat |= {f"{key}.{name}": inner for name, inner in value.items()}
-        elif key not in NOT_PART_OF_THE_RESULT:
-            flat[key] = value
-    return flat
 
 
 def between_rounds(details: Mapping[str, Any], task: str) -> Iterator[tuple[str, float | None]]:

@@ -15,7 +15,8 @@ import pytest
 from flwr.app import Message
 
 from espalier.errors import InputError
-from server_app.tracking.run_tracking import between_rounds, known, parameters_of
+from espalier.settings.run import of_the_result
+from server_app.tracking.run_tracking import between_rounds, known
 from tests.bench import Bench, model_files
 
 TOOLS = ("tensorboard", "trackio", "wandb", "mlflow")
@@ -147,7 +148,7 @@ def test_figures_are_finite_under_plain_names() -> None:
     assert known({"perplexity/ä:b/dense": 1, "x": None, "y": float("nan")}) == {
         "perplexity/__b/dense": 1.0
     }
-    assert parameters_of({"seed": 1, "out-dir": "x", "lora": {"rank": 2}}) == {
+    assert of_the_result({"seed": 1, "out-dir": "x", "lora": {"rank": 2}}) == {
         "seed": 1,
         "lora.rank": 2,
     }

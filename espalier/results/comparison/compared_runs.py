@@ -24,7 +24,7 @@ from espalier.results.finished_run import FinishedRun, open_run
 from espalier.results.model_chain import chain_of
 from espalier.results.run_status import COMPLETED, FAILED, INTERRUPTED, RUNNING, run_status
 from espalier.settings.keys import default_values
-from espalier.settings.run import NOT_PART_OF_THE_RESULT
+from espalier.settings.run import of_the_result
 from espalier.settings.tables.evaluation import OWN_TEXT
 
 DEFAULTS = default_values()
@@ -113,13 +113,7 @@ class Entry:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """Settings by dotted key that the result depends on."""
-        flat: dict[str, Any] = {}
-        for key, value in self.run.settings.items():
-            if isinstance(value, Mapping):
-                flat |= {f"{key}.{name}": inner for name, inner in value.items()}
-            else:
-                flat[key] = value
-        return {key: value for key, value in flat.items() if key not in NOT_PART_OF_THE_RESULT}
+        return of_the_result(self.run.settings)
 
 
 @dataclass(frozen=True)

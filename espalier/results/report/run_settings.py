@@ -1,13 +1,12 @@
 """Settings of a run: those that differ from the defaults, and all of them."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import tomli_w
 
 from espalier.results.finished_run import FinishedRun
-from espalier.settings.keys import as_text, default_values
+from espalier.settings.keys import as_text, default_values, flatten
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ def changed_settings(run: FinishedRun) -> list[Changed]:
     defaults = default_values()
     return [
         Changed(key, _shown(value), _shown(defaults.get(key, "")))
-        for key, value in _flat(run.settings).items()
+        for key, value in flatten(run.settings).items()
         if key not in defaults or value != defaults[key]
     ]
 
@@ -36,14 +35,3 @@ def all_settings(run: FinishedRun) -> str:
 
 def _shown(value: Any) -> str:
     return as_text(value) or "empty"
-
-
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings with dotted keys."""
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            found |= {f"{key}.{name}": inner for name, inner in value.items()}
-        else:
-            found[key] = value
-    return found
