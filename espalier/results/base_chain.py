@@ -5,15 +5,12 @@ made it. The chain is in ``summary.json`` under ``base``, the direct base first.
 """
 
 import re
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from espalier.environment.bounded_json import read_json_object
-from espalier.environment.hub_models import is_on_hub
-from espalier.environment.paths import DEMO
 from espalier.errors import EspalierError
 from espalier.hf.opening.model_files import commit_of, loadable_name, public_name
 from espalier.hf.opening.opened import OpenedModel
@@ -67,10 +64,10 @@ def chain_of(model: OpenedModel) -> list[Base]:
         commit_of(directory),
         model.sha256,
         loadable_name(directory, model.config),
-        str(run) if run is not None and summary else None,
+        str(run) if summary else None,
         summary.get("method"),
     )
-    return [own, *(_recorded(run, summary) if run is not None and summary else ())]
+    return [own, *read_chain(summary.get(KEY) or ())]
 
 
 def _summary(run: Path | None) -> Mapping[str, Any]:
@@ -80,38 +77,6 @@ def _summary(run: Path | None) -> Mapping[str, Any]:
         return read_json_object(run / RUN_FILES[0])
     except EspalierError:
         return {}
-
-
-def _recorded(run: Path, summary: Mapping[str, Any]) -> Iterator[Base]:
-    """Yield the chain that a run has recorded; runs of older releases have only their model."""
-    if isinstance(links := summary.get(KEY), list):
-        yield from read_chain(links)
-        return
-    name = _model_setting(run)
-    directory = None if name == DEMO or is_on_hub(name) else Path(name)
-    # The setting may also name a run, whose model is meant.
-    if directory is not None and (directory / RUN_FILES[1]).is_file():
-        directory = directory / "model"
-    maker = run_of(directory) if directory is not None else None
-    before = _summary(maker)
-    yield Base(
-        str(summary.get("model") or Path(name).name),
-        summary.get("model_revision"),
-        str(summary.get("model_sha256")),
-        str(directory) if directory is not None else name,
-        str(maker) if maker is not None and before else None,
-        before.get("method"),
-    )
-    if maker is not None and before:
-        yield from _recorded(maker, before)
-
-
-def _model_setting(run: Path) -> str:
-    try:
-        settings = tomllib.loads((run / RUN_FILES[1]).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return DEMO
-    return str(settings.get("model", DEMO))
 
 
 def read_chain(links: Sequence[Mapping[str, Any]]) -> list[Base]:

@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.utils import logging
 
 from espalier.hf.machine.machine_memory import peak_resident, resident
-from espalier.results.finished_run import ADAPTER_CONFIG
+from espalier.results.use.loading import loader_of
+from espalier.results.use.sources import Source
 
 FIRST_TOKEN = 3
 """First token id of the prompt; lower ones are often special."""
@@ -24,6 +26,7 @@ FIRST_TOKEN = 3
 def main() -> None:
     """Load the model, measure it and print the figures."""
     request = json.load(sys.stdin)
+    logging.set_verbosity_error()
     torch.set_num_threads(request["threads"])
     torch.manual_seed(0)
     print(json.dumps(measured(request)), flush=True)
@@ -41,7 +44,9 @@ def measured(request: dict[str, Any]) -> dict[str, Any]:
         ``repetitions`` and ``batch_size``; optionally ``dtype`` of the weights
     """
     # Imports of the libraries must not count as memory of the model.
-    load = _loader(request)
+    adapter = request.get("adapter")
+    source = Source("measured", Path(request["model"]), adapter and Path(adapter))
+    load = loader_of(source, request.get("dtype", "auto"))
     before = resident()
     started = time.perf_counter()
     model = load()
@@ -59,60 +64,6 @@ def measured(request: dict[str, Any]) -> dict[str, Any]:
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
-
-
-def _loader(request: dict[str, Any]) -> Callable[[], nn.Module]:
-    """Return a function that loads the model, with everything imported that it needs."""
-    from transformers import (
-        AutoModelForCausalLM,
-        AutoModelForSequenceClassification,
-        PreTrainedModel,
-    )
-    from transformers.utils import logging
-
-    from espalier.hf.structured.configuration import load_config
-
-    logging.set_verbosity_error()
-    path = request["model"]
-    config = load_config(Path(path))
-    adapter = request.get("adapter")
-    dtype = request.get("dtype", "auto")
-    of_adapter: dict[str, Any] = {}
-    if adapter is not None:
-        from peft import PeftModel
-
-        of_adapter = json.loads((Path(adapter) / ADAPTER_CONFIG).read_text())
-    architectures = config.architectures or [""]
-    is_classifier = architectures[0].endswith("ForSequenceClassification") or (
-        of_adapter.get("task_type") == "SEQ_CLS"
-    )
-    kind: type[PreTrainedModel] = (
-        AutoModelForSequenceClassification if is_classifier else AutoModelForCausalLM
-    )
-    if is_classifier and adapter is not None:
-        config.num_labels = _num_labels(Path(adapter))
-
-    def load() -> nn.Module:
-        model = kind.from_pretrained(path, config=config, dtype=dtype)
-        if adapter is not None:
-            model = PeftModel.from_pretrained(model, adapter)
-        return model.eval()
-
-    return load
-
-
-def _num_labels(adapter: Path) -> int:
-    """Return the number of classes of a classification head that an adapter brings."""
-    from safetensors import safe_open
-
-    with safe_open(adapter / "adapter_model.safetensors", framework="numpy") as tensors:
-        shapes = {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
-    heads = [
-        shape[0]
-        for name, shape in shapes.items()
-        if "lora_" not in name and name.endswith(("classifier.weight", "out_proj.weight"))
-    ]
-    return int(heads[-1])
 
 
 def _prompt(model: nn.Module, request: dict[str, Any]) -> Tensor:

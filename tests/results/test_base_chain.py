@@ -1,13 +1,11 @@
 """Chains of bases over several runs."""
 
-import json
 from pathlib import Path
 
 import pytest
-
 from espalier.hf.opening.opened import OpenedModel
 from espalier.results.base_chain import chain_of, in_words, run_of
-from tests.results.made_runs import pruned_run, tuned_run
+from tests.results.made_runs import pruned_run
 from tests.tiny_model import save_tiny_llama
 
 
@@ -39,20 +37,6 @@ def test_chain_names_the_run_that_made_a_base(base: Path, tmp_path: Path) -> Non
         f"`base` (SHA-256 `{first.sha256}`), then `flap` in run `a` (SHA-256 `{own.sha256}`)"
     )
     assert str(tmp_path) not in words
-
-
-def test_chain_of_runs_without_a_record_is_read_from_their_settings(
-    base: Path, tmp_path: Path
-) -> None:
-    run = pruned_run(tmp_path / "runs" / "a", base)
-    second, _ = tuned_run(tmp_path / "runs" / "b", str(run))
-    expected = chain_of(OpenedModel(run / "model"))
-    # Both runs forget their chains.
-    for folder in (run, second):
-        summary = json.loads((folder / "summary.json").read_text())
-        del summary["base"]
-        (folder / "summary.json").write_text(json.dumps(summary))
-    assert chain_of(OpenedModel(run / "model")) == expected
 
 
 def test_run_of_a_client_s_model(base: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from espalier.errors import InputError
 from espalier.hf.export.peft_files import Adapted, edits_of, read_adapter
 from espalier.hf.opening.opened import OpenedModel, open_model, opened_in
 from espalier.hf.stream.edits import Edits, dense
-from espalier.results.base_chain import Base, chain_of, read_chain
+from espalier.results.base_chain import Base, read_chain
 from espalier.results.finished_run import FinishedRun, open_run
 
 
@@ -55,12 +55,7 @@ class Source:
     @property
     def chain(self) -> list[Base]:
         """Models from which the result was made, the direct base first."""
-        if self.run is None:
-            return []
-        if isinstance(links := self.run.summary.get("base"), list):
-            return read_chain(links)
-        # Runs of older releases name only their model.
-        return chain_of(_base_of(self.run))
+        return [] if self.run is None else read_chain(self.run.summary.get("base") or ())
 
 
 def open_source(path: str, *, adapter: bool, client: str) -> Source:

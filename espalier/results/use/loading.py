@@ -1,9 +1,10 @@
 """Loading of a run's models as transformers and PEFT models, without code from their directories."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from espalier.errors import InputError
+from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import opened_in
 from espalier.hf.tokenizer.files import load_tokenizer
 from espalier.results.use.sources import Source
@@ -49,27 +50,43 @@ def load_model(source: Source, device: str = "auto") -> "PreTrainedModel | PeftM
     InputError
         The device does not exist, or the files cannot be loaded.
     """
+    place = device_named(device)
+    try:
+        model = loader_of(source)()
+    except EspalierError:
+        raise
+    except (OSError, ValueError, RuntimeError) as error:
+        where = source.adapter or source.directory
+        raise InputError(f"{where}: cannot be loaded ({error}); check the run directory") from None
+    return model.to(place)
+
+
+def loader_of(source: Source, dtype: str = "auto") -> "Callable[[], PreTrainedModel | PeftModel]":
+    """Return a function that loads a model for inference; its libraries are imported already.
+
+    ``dtype`` is the number format of the weights, by default that of the files.
+    """
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     from espalier.hf.structured.configuration import load_config
 
-    place = device_named(device)
+    adapter = source.adapter
+    if adapter is not None:
+        from peft import PeftModel
     is_decoder = opened_in(source.directory).family.kind == "decoder"
     kind = AutoModelForCausalLM if is_decoder else AutoModelForSequenceClassification
-    labels = {} if is_decoder or source.adapter is None else {"num_labels": _labels(source.adapter)}
-    try:
-        config = load_config(source.directory, **labels)
-        model = kind.from_pretrained(
-            source.directory, config=config, local_files_only=True, dtype="auto"
-        )
-        if source.adapter is not None:
-            from peft import PeftModel
+    labels = {} if is_decoder or adapter is None else {"num_labels": _labels(adapter)}
+    config = load_config(source.directory, **labels)
 
-            model = PeftModel.from_pretrained(model, str(source.adapter))
-    except (OSError, ValueError, RuntimeError) as error:
-        where = source.adapter or source.directory
-        raise InputError(f"{where}: cannot be loaded ({error}); check the run directory") from None
-    return model.to(place).eval()
+    def load() -> "PreTrainedModel | PeftModel":
+        model = kind.from_pretrained(
+            source.directory, config=config, local_files_only=True, dtype=dtype
+        )
+        if adapter is not None:
+            model = PeftModel.from_pretrained(model, str(adapter))
+        return model.eval()
+
+    return load
 
 
 def load_source_tokenizer(source: Source) -> "PreTrainedTokenizerBase":
