@@ -1,8 +1,12 @@
 """Errors that a user or a site's owner can fix, and the log lines that tell why a run failed."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
+from typing import TypeVar
+
+D = TypeVar("D")
 
 FLOWER_REPORTS_IT_TOO = "(Flower's own report of it follows)"
 """Line that the ServerApp prints after it has reported why a run failed.
@@ -56,6 +60,24 @@ class EspalierError(ValueError):
 
 class InputError(EspalierError):
     """Error in a setting, file or other input of a user."""
+
+
+def as_command(work: Callable[[D], None]) -> Callable[[D], int]:
+    """Decorate ``main(document)`` of a command, which then returns an exit code.
+
+    The code is 0, or 2 after an EspalierError, which is printed.
+    """
+
+    @wraps(work)
+    def main(document: D) -> int:
+        try:
+            work(document)
+        except EspalierError as error:
+            tell(error)
+            return 2
+        return 0
+
+    return main
 
 
 class RefusedError(InputError):

@@ -28,7 +28,7 @@ from client_app.protocol.readiness import require_ready
 from client_app.site import Site
 from espalier.amounts import aligned, count, size
 from espalier.environment.paths import at_home
-from espalier.errors import EspalierError, InputError, tell
+from espalier.errors import InputError, as_command
 from espalier.hf.machine.machine_memory import machine_memory
 from espalier.identity.code_hash import code_sha256
 from espalier.identity.site_keys import fingerprint, public_keys
@@ -299,17 +299,10 @@ def _under(title: str, lines: Iterable[str]) -> Iterator[str]:
         yield f"{'' if number else title:<11}{line}"
 
 
-def main(given: Mapping[str, Any]) -> int:
-    """Check the node configuration ``node`` against the run configuration ``run``, both flat.
-
-    Returns 0 if the node would accept the run, 2 if it would refuse it.
-    """
-    try:
-        # Progress goes to stderr, findings to stdout.
-        with heard_by(Pace(lambda line: print(f"           {line}", file=sys.stderr, flush=True))):
-            for line in look(given["node"], given["run"]):
-                print(line, flush=True)
-    except EspalierError as error:
-        tell(error)
-        return 2
-    return 0
+@as_command
+def main(given: Mapping[str, Any]) -> None:
+    """Check the node configuration ``node`` against the run configuration ``run``, both flat."""
+    # Progress goes to stderr, findings to stdout.
+    with heard_by(Pace(lambda line: print(f"           {line}", file=sys.stderr, flush=True))):
+        for line in look(given["node"], given["run"]):
+            print(line, flush=True)

@@ -1,13 +1,12 @@
 """Estimate of a run's resources, printed by ``espalier plan``; it needs no weights."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from espalier.environment.hub_models import cached_model, is_on_hub
 from espalier.environment.paths import DEMO, at_home
-from espalier.errors import EspalierError, InputError
+from espalier.errors import InputError, as_command
 from espalier.hf.machine.computing import measured_capability, set_up
 from espalier.hf.opening.base_check import sequence_lengths
 from espalier.hf.opening.config_only_model import described
@@ -36,29 +35,19 @@ def planned(settings: RunSettings, model: OpenedModel) -> Plan:
     return Plan(settings, model)
 
 
-def main(document: Mapping[str, Any]) -> int:
-    """Print the estimate of a run.
-
-    Returns
-    -------
-    int
-        0, or 2 if an input cannot be used.
-    """
-    try:
-        settings = parse(document["run"], simulation=True)
-        speeds = _speeds(settings, document)
-        if settings.model == DEMO:
-            text = planned(settings, open_model(DEMO)).long(speeds)
-        else:
-            here = at_home(settings.model).absolute()
-            named = cached_model(settings.model) if is_on_hub(settings.model) else here
-            with described(named) as directory:
-                text = planned(settings, open_model(str(directory))).long(speeds)
-    except EspalierError as error:
-        print(f"espalier: {error}", file=sys.stderr)
-        return 2
+@as_command
+def main(document: Mapping[str, Any]) -> None:
+    """Print the estimate of a run."""
+    settings = parse(document["run"], simulation=True)
+    speeds = _speeds(settings, document)
+    if settings.model == DEMO:
+        text = planned(settings, open_model(DEMO)).long(speeds)
+    else:
+        here = at_home(settings.model).absolute()
+        named = cached_model(settings.model) if is_on_hub(settings.model) else here
+        with described(named) as directory:
+            text = planned(settings, open_model(str(directory))).long(speeds)
     print(text)
-    return 0
 
 
 def _speeds(settings: RunSettings, document: Mapping[str, Any]) -> Speeds:

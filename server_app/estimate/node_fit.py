@@ -10,7 +10,6 @@ needs of other programs, and of other runs at this node.
 """
 
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import torch
 from client_app.site import Site
 from espalier.amounts import size as as_size
 from espalier.environment.paths import at_home
-from espalier.errors import EspalierError, InputError
+from espalier.errors import InputError, as_command
 from espalier.hf.machine.machine_memory import machine_memory
 from espalier.settings.node import NodeSettings, parse_node
 from espalier.settings.run import parse
@@ -135,22 +134,12 @@ def told(memory: Memory, *, on_device: bool) -> str:
     return line
 
 
-def main(document: Mapping[str, Any]) -> int:
-    """Print the lines for the configurations ``node`` and ``run``, both flat.
-
-    Returns
-    -------
-    int
-        0, or 2 if the work does not fit.
-    """
-    try:
-        for line in planned(document["node"], document["run"]):
-            print(line, flush=True)
-    except EspalierError as error:
-        print(f"espalier: {error}", file=sys.stderr)
-        return 2
+@as_command
+def main(document: Mapping[str, Any]) -> None:
+    """Print the lines for the configurations ``node`` and ``run``, both flat."""
+    for line in planned(document["node"], document["run"]):
+        print(line, flush=True)
     print(
         "\nThe node can take part in such a run (method"
         f" {document['run'].get('method', DEFAULT_METHOD)})."
     )
-    return 0

@@ -6,7 +6,6 @@ writes docs/tasks.md. ``espalier tasks`` prints the same.
 """
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from jinja2 import Template
 from espalier.data.tasks.catalogue import TASKS, task_named
 from espalier.data.tasks.fields import Fields
 from espalier.data.tasks.task import Task
-from espalier.errors import InputError
+from espalier.errors import as_command
 from espalier.settings.tables.task import CHAT_TEMPLATES
 
 PAGE = "docs/tasks.md"
@@ -78,16 +77,11 @@ def tasks_page() -> str:
     return "\n".join([INTRODUCTION, *sections])
 
 
-def main(names: Sequence[str]) -> int:
-    """Print the named tasks, or all; return 2 if there is no such task."""
-    try:
-        tasks = [task_named(name) for name in names or TASKS]
-    except InputError as error:
-        print(f"espalier: {error}", file=sys.stderr)
-        return 2
-    for task in tasks:
+@as_command
+def main(names: Sequence[str]) -> None:
+    """Print the named tasks, or all."""
+    for task in [task_named(name) for name in names or TASKS]:
         print("\n".join([task.name, *(f"  {line}".rstrip() for line in described(task)), ""]))
-    return 0
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from espalier.environment.paths import at_home
-from espalier.errors import EspalierError, InputError, tell
+from espalier.errors import InputError, as_command
 from espalier.results.comparison.compared_runs import Comparison, compare
 from espalier.results.comparison.page import html_page
 from espalier.results.comparison.pareto import Plot, draw
@@ -125,29 +125,20 @@ def _cut(text: str) -> str:
     return text if len(text) <= LONGEST else f"…{text[1 - LONGEST :]}"
 
 
-def main(document: Mapping[str, Any]) -> int:
+@as_command
+def main(document: Mapping[str, Any]) -> None:
     """Print a comparison of runs, and write it to files.
 
     Parameters
     ----------
     document : ``runs``, directories of runs or with runs; ``out``, files to write; ``metric`` and
         ``against`` of the plot, or empty; optionally ``labels``, a name for each run
-
-    Returns
-    -------
-    int
-        0, or 2 if a file or a run is refused, or if no runs can be compared.
     """
-    try:
-        paths = require_places(document["out"])
-        comparison = compare(runs_of(document["runs"]), document.get("labels", ()))
-        plot = plot_of(comparison, document["metric"], document["against"])
-        contents = {path: file_content(path, comparison, plot) for path in paths}
-        show(comparison, plot)
-        for path, content in contents.items():
-            write_bytes(path, content)
-            print(f"written: {path}")
-    except EspalierError as error:
-        tell(error)
-        return 2
-    return 0
+    paths = require_places(document["out"])
+    comparison = compare(runs_of(document["runs"]), document.get("labels", ()))
+    plot = plot_of(comparison, document["metric"], document["against"])
+    contents = {path: file_content(path, comparison, plot) for path in paths}
+    show(comparison, plot)
+    for path, content in contents.items():
+        write_bytes(path, content)
+        print(f"written: {path}")

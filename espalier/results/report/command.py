@@ -1,42 +1,32 @@
 """``espalier report``: write the report of runs, and measure their models on request."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from espalier.environment.paths import at_home
-from espalier.errors import EspalierError, InputError
+from espalier.errors import InputError, as_command
 from espalier.results.finished_run import FinishedRun, open_run
 from espalier.results.report.page import FILE, write_report
 from espalier.results.speed import measure
 
 
-def main(document: Mapping[str, Any]) -> int:
+@as_command
+def main(document: Mapping[str, Any]) -> None:
     """Write the reports and print their paths.
 
     Parameters
     ----------
     document : ``directories`` of the runs, ``out`` (a file, or None) and ``measure``
-
-    Returns
-    -------
-    int
-        0, or 2 if an input cannot be used; nothing is written then, except for runs before it.
     """
-    try:
-        runs = [open_run(directory) for directory in document["directories"]]
-        out = _target(document["out"], runs)
-        for run in runs:
-            if document["measure"]:
-                measure(run)
-            path = out or run.path / FILE
-            write_report(run, path)
-            print(f"{path}: written", flush=True)
-    except EspalierError as error:
-        print(f"espalier: {error}", file=sys.stderr)
-        return 2
-    return 0
+    runs = [open_run(directory) for directory in document["directories"]]
+    out = _target(document["out"], runs)
+    for run in runs:
+        if document["measure"]:
+            measure(run)
+        path = out or run.path / FILE
+        write_report(run, path)
+        print(f"{path}: written", flush=True)
 
 
 def _target(given: str | None, runs: list[FinishedRun]) -> Path | None:

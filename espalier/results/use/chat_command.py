@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
-from espalier.errors import EspalierError, tell
+from espalier.errors import EspalierError, as_command, tell
 from espalier.results.finished_run import open_run
 from espalier.results.use.conversation import NO_TEMPLATE, Answering, Conversation
 from espalier.results.use.loading import load_model, load_source_tokenizer
@@ -153,38 +153,29 @@ def _silence_libraries() -> None:
     warnings.simplefilter("ignore", FutureWarning)
 
 
-def main(document: Mapping[str, Any]) -> int:
+@as_command
+def main(document: Mapping[str, Any]) -> None:
     """Answer one prompt, or talk until the user ends the chat.
 
     Parameters
     ----------
     document : ``run``, ``client``, ``base``, ``compare``, ``device``, ``prompt``, ``system``,
         ``max_new_tokens``, ``temperature`` and ``seed``
-
-    Returns
-    -------
-    int
-        0, or 2 after wrong input.
     """
     import torch
 
     _silence_libraries()
     torch.manual_seed(document["seed"])
-    try:
-        talks = conversations(document)
-        screen = Screen(Console(), [talk.name for talk in talks])
-        if not talks[-1].has_template:
-            tell(NO_TEMPLATE)
-        if document["prompt"] is not None:
-            answer_all(talks, document["prompt"], screen)
-            return 0
-    except EspalierError as error:
-        tell(error)
-        return 2
+    talks = conversations(document)
+    screen = Screen(Console(), [talk.name for talk in talks])
+    if not talks[-1].has_template:
+        tell(NO_TEMPLATE)
+    if document["prompt"] is not None:
+        answer_all(talks, document["prompt"], screen)
+        return
     if sys.stdin.isatty():
         # The import gives ``input`` line editing and a history.
         import readline  # noqa: F401
 
         tell(f"{CLEAR} forgets the conversation, {QUIT} or Ctrl-D ends it, Ctrl-C stops an answer")
     talk_until_end(talks, screen)
-    return 0

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.environment.paths import at_home
-from espalier.errors import EspalierError, InputError, tell
+from espalier.errors import InputError, as_command
 from espalier.results.finished_run import FinishedRun, open_run
 from espalier.results.use.harness_records import with_local_data
 from espalier.results.use.loading import device_named, load_model, load_source_tokenizer
@@ -192,30 +192,21 @@ def evaluate(
     return found
 
 
-def main(document: Mapping[str, Any]) -> int:
+@as_command
+def main(document: Mapping[str, Any]) -> None:
     """Evaluate the models of a run and print a table.
 
     Parameters
     ----------
     document : ``run``, ``clients``, ``with_base``, ``base``, ``device``, and the fields of ``Question``
-
-    Returns
-    -------
-    int
-        0, or 2 after wrong input.
     """
     # The harness sets its own levels and bars otherwise.
     os.environ.setdefault("LMEVAL_LOG_LEVEL", "ERROR")
     fields = Question.__dataclass_fields__
-    try:
-        require_harness()
-        run = open_run(document["run"])
-        sources = sources_of(
-            run, document["clients"], with_base=document["with_base"], base=document["base"]
-        )
-        question = Question(**{name: document[name] for name in fields})
-        show_table(evaluate(run, sources, question, document["device"]))
-    except EspalierError as error:
-        tell(error)
-        return 2
-    return 0
+    require_harness()
+    run = open_run(document["run"])
+    sources = sources_of(
+        run, document["clients"], with_base=document["with_base"], base=document["base"]
+    )
+    question = Question(**{name: document[name] for name in fields})
+    show_table(evaluate(run, sources, question, document["device"]))
