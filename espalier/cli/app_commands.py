@@ -12,7 +12,7 @@ from typing import Any
 from espalier.errors import EspalierError, InputError
 from espalier.flower.programs import read_node_config
 from espalier.launch.addresses import require_address, warn_of_answering_control_api
-from espalier.launch.app import find_app, installed_app, run_in_app
+from espalier.launch.app import calls, find_app, installed_app, run_in_app
 from espalier.launch.child_processes import take_interrupts
 from espalier.launch.configuration import configuration
 
@@ -79,11 +79,12 @@ def add_app_commands(commands: "argparse._SubParsersAction[argparse.ArgumentPars
     check_log.add_argument(
         "--head",
         action="append",
+        dest="heads",
         default=[],
         metavar="HASH",
         help="a hash that was noted earlier and must be in the log",
     )
-    check_log.set_defaults(execute=_check_log)
+    check_log.set_defaults(execute=calls("client_app.policy.egress_log", "where", "heads"))
 
 
 def _show_app(_: argparse.Namespace) -> int:
@@ -117,17 +118,11 @@ def _add_report(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 def _report(given: argparse.Namespace) -> int:
     take_interrupts()
-    document = {key: getattr(given, key) for key in ("directories", "out", "measure")}
-    return run_in_app(installed_app(), "espalier.results.report.command", document)
+    return calls("espalier.results.report.command", "directories", "out", "measure")(given)
 
 
 def _show_tasks(given: argparse.Namespace) -> int:
     return run_in_app(installed_app(), "espalier.data.tasks.description", given.names)
-
-
-def _check_log(given: argparse.Namespace) -> int:
-    document = {"where": given.where, "heads": given.head}
-    return run_in_app(installed_app(), "client_app.policy.egress_log", document)
 
 
 def _add_approve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -164,13 +159,8 @@ def _add_approve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="ID",
         help="show the content of a reply, and its files",
     )
-    parser.set_defaults(execute=_approve)
-
-
-def _approve(given: argparse.Namespace) -> int:
-    keys = ("state_dir", "ids", "all", "refuse", "reason", "show")
-    document = {key: getattr(given, key) for key in keys}
-    return run_in_app(installed_app(), "client_app.policy.approval_command", document)
+    options = ("state_dir", "ids", "all", "refuse", "reason", "show")
+    parser.set_defaults(execute=calls("client_app.policy.approval_command", *options))
 
 
 def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -2,7 +2,7 @@
 
 import argparse
 
-from espalier.launch.app import installed_app, run_in_app
+from espalier.launch.app import calls
 
 AGAINST = ("parameters", "disk", "bytes", "seconds")
 """Values that a plot can have on its horizontal axis."""
@@ -21,12 +21,7 @@ def add_runs(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         help="run directory, or a directory with runs; default: runs",
     )
     parser.add_argument("--json", action="store_true", help="print JSON with all values")
-    parser.set_defaults(execute=_runs)
-
-
-def _runs(given: argparse.Namespace) -> int:
-    document = {"directories": given.directories, "json": given.json}
-    return run_in_app(installed_app(), "espalier.results.run_list", document)
+    parser.set_defaults(execute=calls("espalier.results.run_list", "directories", "json"))
 
 
 def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -59,10 +54,5 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         choices=("", *AGAINST),
         help="cost in the plot; default: parameters if the results differ in size, else bytes sent",
     )
-    parser.set_defaults(execute=_compare)
-
-
-def _compare(given: argparse.Namespace) -> int:
-    keys = ("runs", "out", "metric", "against")
-    document = {key: getattr(given, key) for key in keys}
-    return run_in_app(installed_app(), "espalier.results.comparison.command", document)
+    options = ("runs", "out", "metric", "against")
+    parser.set_defaults(execute=calls("espalier.results.comparison.command", *options))

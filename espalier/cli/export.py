@@ -2,7 +2,7 @@
 
 import argparse
 
-from espalier.launch.app import installed_app, run_in_app
+from espalier.launch.app import calls
 
 TARGETS = ("transformers", "gguf", "imatrix", "hub")
 DTYPES = ("float32", "float16", "bfloat16")
@@ -47,12 +47,7 @@ def add_export(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         metavar="ID",
         help="licence for the card; default: that of the base model's card",
     )
-    parser.set_defaults(execute=_export)
-
-
-def _export(given: argparse.Namespace) -> int:
-    keys = (
+    options = (
         "source", "to", "out", "adapter", "client", "dtype", "repository", "private", "license"
     )  # fmt: skip
-    document = {key: getattr(given, key) for key in keys}
-    return run_in_app(installed_app(), "espalier.results.export.command", document)
+    parser.set_defaults(execute=calls("espalier.results.export.command", *options))

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -109,6 +110,16 @@ def run_in_app(
             for line in process.stderr:
                 hear(line.decode(errors="replace"))
         return process.wait()
+
+
+def calls(module: str, *options: str) -> Callable[[Namespace], int]:
+    """Return the function of a command that calls ``main`` of a module of the installed app.
+
+    The document has the values of these options.
+    """
+    return lambda given: run_in_app(
+        installed_app(), module, {option: getattr(given, option) for option in options}
+    )
 
 
 @contextmanager

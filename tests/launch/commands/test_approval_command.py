@@ -158,7 +158,7 @@ def test_the_words_of_the_commands_arrive(monkeypatch: pytest.MonkeyPatch) -> No
         asked.append((module, document))
         return 3
 
-    monkeypatch.setattr("espalier.cli.app_commands.run_in_app", run_in_app)
+    monkeypatch.setattr("espalier.launch.app.run_in_app", run_in_app)
     assert (
         main(["approve", "state", "ab", "--refuse", "cd", "--reason", "too much", "--show", "ef"])
         == 3
