@@ -15,6 +15,7 @@ from espalier.errors import InputError
 MODEL = "model"
 ADAPTER = "adapter"
 CLIENTS = "clients"
+"""Name of a folder in the run directory with one subfolder for each client's own model."""
 ADAPTER_CONFIG = "adapter_config.json"
 
 

@@ -8,7 +8,7 @@ from espalier.environment.hub_models import cached_model, is_on_hub
 from espalier.environment.paths import DEMO, at_home
 from espalier.errors import InputError, as_command
 from espalier.hf.machine.computing import measured_capability, set_up
-from espalier.hf.opening.base_check import sequence_lengths
+from espalier.hf.opening.base_check import beyond_positions
 from espalier.hf.opening.config_only_model import described
 from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.settings.run import RunSettings, parse
@@ -24,13 +24,8 @@ def planned(settings: RunSettings, model: OpenedModel) -> Plan:
     InputError
         The method cannot work on the model, or its sequences are longer than the model accepts.
     """
-    positions = model.num_positions
-    for key, tokens in sequence_lengths(settings, model.family.kind == "encoder").items():
-        if positions is not None and tokens > positions:
-            raise InputError(
-                f"{key} = {tokens}: the model has {positions} positions ({model.positions_key} in"
-                f" its config.json); set it to {positions} or less"
-            )
+    if lines := beyond_positions(settings, model):
+        raise InputError("\n".join(lines))
     require_fit(settings, model, {})
     return Plan(settings, model)
 

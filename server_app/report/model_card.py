@@ -18,6 +18,7 @@ from typing import Any
 import tomli_w
 
 from espalier.amounts import count
+from espalier.hf.export.model import how_to_load
 from espalier.hf.families import has_own_code
 from espalier.hf.opening.model_files import commit_of, public_name
 from espalier.hf.opening.opened import OpenedModel
@@ -128,7 +129,7 @@ def _card(
         "|---|---|",
         *(f"| {name} | {value} |" for name, value in table.items()),
         "",
-        *_how_to_load(model, library, own_code=own_code),
+        how_to_load(model, "this directory", as_adapter=library == "peft", own_code=own_code),
         "",
         "The licence and the limitations of the base model also apply to this one.",
         "The run's `summary.json` compares it with the base model.",
@@ -189,24 +190,6 @@ def _data(settings: RunSettings) -> str:
         f'{amount} for each client, from {source} (`data.source = "{data.origin}"`), or from the'
         " site's own file"
     )
-
-
-def _how_to_load(model: OpenedModel, library: str, *, own_code: bool) -> list[str]:
-    loader = (
-        "AutoModelForCausalLM"
-        if model.family.kind == "decoder"
-        else "AutoModelForSequenceClassification"
-    )
-    labels = ", num_labels=..." if model.family.kind == "encoder" and library == "peft" else ""
-    trust = ", trust_remote_code=True" if own_code else ""
-    if library != "peft":
-        lines = [f"from transformers import {loader}", ""]
-        lines.append(f'model = {loader}.from_pretrained("this directory"{trust})')
-    else:
-        own = loader.replace("Auto", "AutoPeft", 1)
-        lines = [f"from peft import {own}", ""]
-        lines.append(f'model = {own}.from_pretrained("this directory"{labels}{trust})')
-    return ["```python", *lines, "```"]
 
 
 def _settings(settings: RunSettings) -> dict[str, Any]:

@@ -13,12 +13,9 @@ from safetensors import safe_open
 
 from espalier.amounts import size
 from espalier.hf.opening.opened import OpenedModel
+from espalier.results.finished_run import ADAPTER, CLIENTS, MODEL
 from espalier.settings.run import RunSettings
 
-MODEL = "model"
-ADAPTER = "adapter"
-CLIENTS = "clients"
-"""Name of a folder in the run directory with one subfolder for each client's own model."""
 HOW_MUCH_GOES = ("pruning_ratio", "width_pruning_ratio")
 """Keys of the methods' tables that determine how small a model becomes."""
 TOLERANCE = 0.005

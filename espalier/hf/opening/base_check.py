@@ -228,14 +228,7 @@ def require_within_limits(settings: RunSettings, model: OpenedModel) -> None:
         One line for each setting that is too large, and one line if the tokenizer has too many
         tokens.
     """
-    positions = model.num_positions
-    lines = [
-        f"{key} = {tokens}: the model has {positions} positions ({model.positions_key} in its"
-        f" config.json); set it to {positions} or less"
-        # All violations are reported at once.
-        for key, tokens in sequence_lengths(settings, model.family.kind == "encoder").items()
-        if positions is not None and tokens > positions
-    ]
+    lines = beyond_positions(settings, model)
     tokens = model.num_tokens
     embeddings = model.num_embeddings
     if embeddings is not None and tokens > embeddings:
@@ -246,6 +239,17 @@ def require_within_limits(settings: RunSettings, model: OpenedModel) -> None:
         )
     if lines:
         raise InputError("\n".join(lines))
+
+
+def beyond_positions(settings: RunSettings, model: OpenedModel) -> list[str]:
+    """Return an error line for each sequence length that exceeds the positions of the model."""
+    positions = model.num_positions
+    return [
+        f"{key} = {tokens}: the model has {positions} positions ({model.positions_key} in its"
+        f" config.json); set it to {positions} or less"
+        for key, tokens in sequence_lengths(settings, model.family.kind == "encoder").items()
+        if positions is not None and tokens > positions
+    ]
 
 
 def sequence_lengths(settings: RunSettings, encoder: bool) -> dict[str, int]:

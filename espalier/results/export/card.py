@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from espalier.hf.export.model import how_to_load
 from espalier.hf.families import has_own_code
 from espalier.hf.opening.model_files import public_name
 from espalier.results.base_chain import in_words, printable
@@ -31,7 +32,9 @@ def card_of(source: Source, as_adapter: bool, license_name: str = "", repository
     """
     lines = ["---", _front_matter(source, as_adapter, license_name), "---", ""]
     body = _body(source)
-    load = _how_to_load(source, as_adapter, repository or "this directory")
+    own_code = has_own_code(source.model.config)
+    place = repository or "this directory"
+    load = how_to_load(source.model, place, as_adapter=as_adapter, own_code=own_code) + "\n"
     body = CODE.sub(lambda _: load, body, count=1) if CODE.search(body) else f"{body}\n{load}"
     lines += [body.strip(), "", *_results(source)]
     return "\n".join(lines).rstrip() + "\n"
@@ -107,18 +110,6 @@ def _body(source: Source) -> str:
     if chain and "| made from |" not in body:
         body += f"\n\nMade from {chain}.\n"
     return body
-
-
-def _how_to_load(source: Source, as_adapter: bool, place: str) -> str:
-    decoder = source.model.family.kind == "decoder"
-    kind = "CausalLM" if decoder else "SequenceClassification"
-    loader = f"{'AutoPeftModelFor' if as_adapter else 'AutoModelFor'}{kind}"
-    library = "peft" if as_adapter else "transformers"
-    trust = ", trust_remote_code=True" if has_own_code(source.model.config) else ""
-    return (
-        f"```python\nfrom {library} import {loader}\n\n"
-        f'model = {loader}.from_pretrained("{place}"{trust})\n```\n'
-    )
 
 
 def _results(source: Source) -> Iterator[str]:
