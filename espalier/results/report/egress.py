@@ -1,12 +1,12 @@
 """Replies that left each site, from its egress log, whose chain of hashes is verified."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from espalier.environment.bounded_json import read_json
 from espalier.results.finished_run import FinishedRun
 from espalier.storage.hash_chain import chain_check
 
@@ -28,23 +28,23 @@ class Replies:
     dtypes: set[str] = field(default_factory=set)
 
 
-@dataclass
+@dataclass(frozen=True)
 class SiteLog:
-    """Egress log of one site."""
+    """Egress log of one site, up to the first fault of its chain of hashes."""
 
     site: str
     file: str
     fault: str
     """First fault of the chain of hashes; empty if it is intact."""
-    head: str = ""
+    head: str
     """Hash of the last entry."""
-    first: str = ""
-    last: str = ""
+    first: str
+    last: str
     """Time of the first and of the last entry."""
-    kinds: dict[str, Replies] = field(default_factory=dict)
-    others: int = 0
+    kinds: dict[str, Replies]
+    others: int
     """Number of entries that are not replies: waiting, approved or refused ones."""
-    beginning: list[str] = field(default_factory=list)
+    beginning: list[str]
     """First entries of the log, as they are."""
 
     @property
@@ -70,35 +70,27 @@ def site_logs(run: FinishedRun) -> list[SiteLog]:
 
 
 def _site_log(path: Path) -> SiteLog:
-    log = SiteLog(path.stem, path.name, chain_check(path).fault)
+    kinds: dict[str, Replies] = {}
+    checked = chain_check(path, hear=partial(_count, kinds))
     with open(path, encoding="utf-8", errors="replace") as file:
-        log.beginning = [line.strip() for line in islice(file, FIRST_ENTRIES)]
-    for entry in _entries(path):
-        log.site = str(entry.get("site", log.site))
-        log.head = str(entry.get("sha256", ""))
-        log.last = str(entry.get("time", ""))
-        log.first = log.first or log.last
-        if entry.get("entry") == "reply":
-            _count(log.kinds, entry)
-        else:
-            log.others += 1
-    return log
-
-
-def _entries(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield the entries of a log; a line that is no entry shows in the check of the chain."""
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for line in file:
-            try:
-                entry = read_json(line)
-            except ValueError:
-                continue
-            if isinstance(entry, dict):
-                yield entry
+        beginning = [line.strip() for line in islice(file, FIRST_ENTRIES)]
+    return SiteLog(
+        site=checked.origin["site"] if checked.origin else path.stem,
+        file=path.name,
+        fault=checked.fault,
+        head=checked.head,
+        first=checked.first,
+        last=checked.last,
+        kinds=kinds,
+        others=checked.entries - checked.kinds["reply"],
+        beginning=beginning,
+    )
 
 
 def _count(kinds: dict[str, Replies], entry: Mapping[str, Any]) -> None:
-    """Add a reply; keys that a changed entry lacks count as nothing, and the check tells of it."""
+    """Add an entry if it is a reply."""
+    if entry.get("entry") != "reply":
+        return
     kind = str(entry.get("kind"))
     replies = kinds.setdefault(kind, Replies(kind))
     replies.number += 1
