@@ -94,7 +94,7 @@ def require_pattern_fits(plan: ModelPlan, settings: RunSettings) -> None:
     """Refuse a pattern that does not divide rows of a matrix, or columns of a SparseGPT step."""
     job = settings.of(PruningSettings)
     given = f"{settings.method}.pattern = '{job.pattern}'"
-    for linear in (linear for block in plan.blocks for linear in block.linears):
+    for linear in plan.linears:
         try:
             size = group_size(linear.shape, job.server_group)
         except ValueError as error:

@@ -215,7 +215,7 @@ def _called(group: Sequence[Answer]) -> str:
 
 def _tensors(answer: Answer, plan: ModelPlan | None) -> str:
     """Return the number of tensors per name and dtype, regardless of the matrix."""
-    matrices = {linear.name for block in plan.blocks for linear in block.linears} if plan else set()
+    matrices = {linear.name for linear in plan.linears} if plan else set()
     counts: Counter[tuple[str, str]] = Counter()
     for tensors in (answer.specs or {}).values():
         for name, spec in tensors.items():

@@ -83,9 +83,14 @@ class ModelPlan:
         return sum(block.num_weights for block in self.blocks)
 
     @property
+    def linears(self) -> list[LinearPlan]:
+        """All prunable matrices, in block order."""
+        return [linear for block in self.blocks for linear in block.linears]
+
+    @property
     def shapes(self) -> list[tuple[int, int]]:
         """Shapes of all prunable matrices, in block order."""
-        return [linear.shape for block in self.blocks for linear in block.linears]
+        return [linear.shape for linear in self.linears]
 
     def block(self, key: str) -> BlockPlan:
         """Return the block whose blob has this key, which must exist."""

@@ -52,11 +52,7 @@ def write_sums(
     counts : number of tokens, or of clients that count equally, in the sums of each block
     sequence_length : number of tokens of a calibration sample
     """
-    specs = {
-        linear.parameter: TensorSpec("F64", (linear.shape[1],))
-        for block in plan.blocks
-        for linear in block.linears
-    }
+    specs = {linear.parameter: TensorSpec("F64", (linear.shape[1],)) for linear in plan.linears}
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         for block in plan.blocks:

@@ -135,7 +135,6 @@ def rounding_notes(summary: Summary) -> list[str]:
     if job.pattern:
         return []
     plan = summary.model.plan
-    shapes = [linear.shape for block in plan.blocks for linear in block.linears]
     notes = []
     baselines = {
         "local-baseline": summary.settings.evaluation.local_baseline,
@@ -150,7 +149,8 @@ def rounding_notes(summary: Summary) -> list[str]:
         ("federated", summary.masked, job.server_group),
     ):
         share = (
-            sum(pruned_in_matrix(shape, job.sparsity, group) for shape in shapes) / plan.num_weights
+            sum(pruned_in_matrix(shape, job.sparsity, group) for shape in plan.shapes)
+            / plan.num_weights
         )
         if shown is not None and f"{share:.2%}" == f"{shown:.2%}" != f"{job.sparsity:.2%}":
             notes.append(

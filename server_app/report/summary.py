@@ -57,8 +57,7 @@ def save_masks(
     """
     specs = {
         linear.parameter: TensorSpec("U64", (num_words(linear.num_weights),))
-        for block in model.plan.blocks
-        for linear in block.linears
+        for linear in model.plan.linears
     }
     layout = "1 = pruned; one bit per weight, row-major, little-endian in 64-bit words"
     pruned: list[int] = []

@@ -124,7 +124,7 @@ def check_encoder(
         raise ExportError(
             f"{target}: the reloaded model has another number of classes; the export is not usable"
         )
-    stored = {linear.dtype for block in model.plan.blocks for linear in block.linears}
+    stored = {linear.dtype for linear in model.plan.linears}
     require_close(
         [found], [expected], torch.float32 if stored == {"F32"} else torch.bfloat16, target
     )

@@ -1,7 +1,7 @@
 """Export of a pruned model as a plain Hugging Face model, and checks that reload it."""
 
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from espalier.errors import InputError
-from espalier.hf.files.checkpoint import INDEX, Checkpoint, bits_of, write_shard
+from espalier.hf.files.checkpoint import (
+    INDEX,
+    SINGLE,
+    Checkpoint,
+    StoredTensor,
+    bits_of,
+    write_shard,
+)
 from espalier.hf.opening.disk_model import load_plain
 from espalier.hf.opening.model_files import copy_beside
 from espalier.hf.opening.opened import OpenedModel
@@ -59,27 +66,35 @@ def export_edited(model: OpenedModel, edits: Edits, target: Path, card: str = ""
     """
     with made_whole(target) as unfinished:
         written = model.checkpoint.as_written
-        # The same shards as the base, in the same order.
-        for shard in written.shards:
-            specs = {
-                name: stored for name, stored in written.tensors.items() if stored.shard == shard
-            }
-            tensors = edited_tensors(model, specs, edits, "writing")
-            write_shard(unfinished / shard.name, specs, tensors)
-        # An index only fits sharded files.
-        copy_beside(model.directory, unfinished, () if written.is_sharded else (INDEX,))
+        specs = shard_by_shard(written, written.tensors)
+        write_shards(specs, edited_tensors(model, specs, edits, "writing"), unfinished)
+        # An index only fits sharded files, and the base's own only the tensors' names there.
+        fits = model.is_as_stored and written.is_sharded
+        copy_beside(model.directory, unfinished, () if fits else (INDEX,))
         if not model.is_as_stored:
-            _describe_anew(model, unfinished)
+            write_json(unfinished / "config.json", model.config)
         write_card(unfinished, card)
 
 
-def _describe_anew(model: OpenedModel, folder: Path) -> None:
-    """Write the configuration and index of a model whose own files do not describe the export."""
-    write_json(folder / "config.json", model.config)
-    if (folder / INDEX).exists():
-        written = model.checkpoint.as_written.tensors
-        weight_map = {name: stored.shard.name for name, stored in written.items()}
-        total = sum(stored.num_bytes for stored in written.values())
+def shard_by_shard(
+    files: Checkpoint, tensors: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """Return tensors in the order in which they are written: that of the files' shards."""
+    return dict(sorted(tensors.items(), key=lambda entry: files.shards.index(entry[1].shard)))
+
+
+def write_shards(
+    specs: Mapping[str, StoredTensor], tensors: Iterator[tuple[str, Tensor]], folder: Path
+) -> None:
+    """Write tensors as they arrive, shard by shard, and an index if there are several shards."""
+    shards = list(dict.fromkeys(stored.shard for stored in specs.values()))
+    for shard in shards:
+        own = {name: stored for name, stored in specs.items() if stored.shard == shard}
+        # The tensors arrive in the order of ``specs``.
+        write_shard(folder / shard.name, own, tensors)
+    if [shard.name for shard in shards] != [SINGLE]:
+        total = sum(stored.num_bytes for stored in specs.values())
+        weight_map = {name: stored.shard.name for name, stored in specs.items()}
         write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 

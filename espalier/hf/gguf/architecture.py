@@ -160,8 +160,7 @@ def _may_have_biases(model: OpenedModel, name: str) -> bool:
     allowed = BIASES[name]
     if allowed is None:
         return True
-    linears = (linear for block in model.plan.blocks for linear in block.linears)
-    return all(linear.name in allowed for linear in linears if linear.bias)
+    return all(linear.name in allowed for linear in model.plan.linears if linear.bias)
 
 
 def _rope_of(model: OpenedModel, where: str) -> Mapping[str, Any]:

@@ -62,7 +62,7 @@ def quantised_linears(
         a whole number of blocks.
     """
     require_quantisable(model.plan)
-    linears = [linear for block in model.plan.blocks for linear in block.linears]
+    linears = model.plan.linears
     held = [held_in_nf4(model.checkpoint, linear.parameter) for linear in linears]
     folder = None
     if cache_folder is not None and None in held:

@@ -173,7 +173,7 @@ def _tensors(
 
 
 def _linears(model: OpenedModel) -> dict[str, LinearPlan]:
-    return {linear.parameter: linear for block in model.plan.blocks for linear in block.linears}
+    return {linear.parameter: linear for linear in model.plan.linears}
 
 
 def _quantised(

@@ -143,9 +143,8 @@ def require_whole_blocks(shape: tuple[int, int], name: str = "a matrix") -> None
 
 def require_quantisable(plan: ModelPlan) -> None:
     """Raise InputError for a model with a matrix that ``require_whole_blocks`` refuses."""
-    for block in plan.blocks:
-        for linear in block.linears:
-            require_whole_blocks(linear.shape, linear.parameter)
+    for linear in plan.linears:
+        require_whole_blocks(linear.shape, linear.parameter)
 
 
 def tables(device: torch.device) -> dict[str, Tensor]:

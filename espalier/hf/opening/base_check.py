@@ -152,7 +152,7 @@ def _require_same_tensors(model: OpenedModel, loading: dict[str, set[str]]) -> N
             " would initialise it randomly; name a model whose files and config.json belong"
             " together"
         )
-    linears = [linear for block in model.plan.blocks for linear in block.linears if linear.bias]
+    linears = [linear for linear in model.plan.linears if linear.bias]
     biases = {linear.parameter.removesuffix("weight") + "bias" for linear in linears}
     # A bias that is counted but ignored would change the result.
     if ignored := sorted(biases & set(loading.get("unexpected_keys", ()))):

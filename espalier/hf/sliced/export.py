@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.errors import InputError
-from espalier.hf.export.model import edited_tensors, made_whole, write_card
+from espalier.hf.export.model import edited_tensors, made_whole, write_card, write_shards
 from espalier.hf.families import SLICED, Family
 from espalier.hf.files.checkpoint import INDEX
 from espalier.hf.files.tensor_names import missing_tensor
@@ -18,7 +18,7 @@ from espalier.hf.opening.model_files import copy_beside
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.sliced import modeling_sliced
 from espalier.hf.stream.edits import dense
-from espalier.hf.structured.export import specs_of, write_shards
+from espalier.hf.structured.export import specs_of
 from espalier.methods.pruning.slicegpt import dense_width
 from espalier.models.plan import ModelPlan
 from espalier.storage.atomic import write_json
@@ -34,7 +34,7 @@ def export_sliced(model: OpenedModel, target: Path, card: str = "") -> None:
     """
     with made_whole(target) as unfinished:
         specs = specs_of(model)
-        write_shards(specs, edited_tensors(model, list(specs), dense, "writing"), unfinished)
+        write_shards(specs, edited_tensors(model, specs, dense, "writing"), unfinished)
         # The configuration is another one, so it is not copied.
         copy_beside(model.directory, unfinished, (INDEX, "config.json", CODE.name))
         write_json(unfinished / "config.json", model.config)

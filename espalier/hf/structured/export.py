@@ -24,11 +24,13 @@ from espalier.hf.export.model import (
     check_logits,
     made_whole,
     require_written,
+    shard_by_shard,
     weight_reader,
     write_card,
+    write_shards,
 )
 from espalier.hf.families import STRUCTURED
-from espalier.hf.files.checkpoint import INDEX, StoredTensor, write_shard
+from espalier.hf.files.checkpoint import INDEX, StoredTensor
 from espalier.hf.files.dtypes import TORCH_DTYPES
 from espalier.hf.opening.model_files import copy_beside
 from espalier.hf.opening.opened import OpenedModel
@@ -46,8 +48,8 @@ from espalier.hf.structured.configuration import (
 )
 from espalier.hf.structured.cut_checkpoint import CutCheckpoint
 from espalier.hf.structured.selection import lowest
-from espalier.messages.tensor_blobs import TensorSpec
 from espalier.models.groups import Groups
+from espalier.models.structure import Structure
 from espalier.progress import beats
 from espalier.settings.pruning import StructuredSettings
 from espalier.storage.atomic import write_json
@@ -185,27 +187,6 @@ def check_structured(stream: BlockStream, target: Path, samples: Tensor, form: F
     require_written(target, _filled(stream.model, dense))
 
 
-Specs = dict[str, tuple[str, tuple[int, ...], str]]
-"""Name -> (safetensors dtype, shape, name of the shard)."""
-
-
-def write_shards(specs: Specs, tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:
-    """Write tensors as they arrive, shard by shard, and an index if there are several shards."""
-    shards = list(dict.fromkeys(shard for _, _, shard in specs.values()))
-    for shard in shards:
-        own = {
-            name: TensorSpec(dtype, shape)
-            for name, (dtype, shape, at) in specs.items()
-            if at == shard
-        }
-        # The tensors arrive in the order of ``specs``.
-        write_shard(folder / shard, own, tensors)
-    if shards != ["model.safetensors"]:
-        total = sum(TensorSpec(dtype, shape).num_bytes for dtype, shape, _ in specs.values())
-        weight_map = {name: shard for name, (_, _, shard) in specs.items()}
-        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
-
-
 def config_of(model: OpenedModel, form: Form) -> dict[str, Any]:
     """Return ``config.json`` of a pruned model in the given form."""
     structure = model.structure
@@ -241,31 +222,31 @@ def architecture_of(name: str, config: Mapping[str, Any]) -> str:
     return name.removeprefix(STRUCTURED_CLASS).removeprefix(UNEVEN_CLASS)
 
 
-def specs_of(model: OpenedModel) -> Specs:
+def specs_of(model: OpenedModel) -> dict[str, StoredTensor]:
     """Return the tensors of a pruned model's files, in the order of the base's shards."""
-    shards = model.checkpoint.shards
-    tensors = model.checkpoint.tensors | zero_biases(model)
-    # Shards are written one after another, so tensors come shard by shard.
-    ordered = sorted(tensors.items(), key=lambda entry: shards.index(entry[1].shard))
-    return {name: (stored.dtype, stored.shape, stored.shard.name) for name, stored in ordered}
+    return shard_by_shard(model.checkpoint, model.checkpoint.tensors | zero_biases(model))
 
 
 def zero_biases(model: OpenedModel) -> dict[str, StoredTensor]:
-    """Return biases of zeros that a configuration key adds along with those of a pruned model.
-
-    For example, ``attention_bias`` of LLaMA adds a bias to four matrices, of which pruning with
-    compensation needs one.
-    """
+    """Return biases of zeros that a configuration key adds along with those of a pruned model."""
     structure = model.structure
     if structure is None or (
         uneven_config(model.config, model.family, model.plan, structure) is None
     ):
         return {}
-    keys = {bias_key(model.family, name) for name in structure.added_biases}
+    return _biases_by_keys(structure, model)
+
+
+def _biases_by_keys(structure: Structure, model: OpenedModel) -> dict[str, StoredTensor]:
+    """Return biases that ``model`` lacks and the keys for the added ones of a structure add.
+
+    For example, ``attention_bias`` of LLaMA adds a bias to four matrices, of which pruning with
+    compensation needs one.
+    """
+    keys = {key for name in structure.added_biases if (key := bias_key(model.family, name))}
     found = {}
-    # The key adds a bias to every such matrix; those without values are zero.
-    for linear in (linear for block in model.plan.blocks for linear in block.linears):
-        if not linear.bias and any(linear.name in BIASED[key] for key in keys if key):
+    for linear in model.plan.linears:
+        if not linear.bias and any(linear.name in BIASED[key] for key in keys):
             weight = model.checkpoint.tensors[linear.parameter]
             name = linear.parameter.removesuffix("weight") + "bias"
             found[name] = StoredTensor(weight.dtype, weight.shape[:1], weight.shard)
@@ -286,24 +267,12 @@ def _cut(model: OpenedModel, edits: Edits) -> Iterator[tuple[str, Tensor]]:
 # ----- zeros for everything that was cut -----
 
 
-def _filled_specs(model: OpenedModel) -> Specs:
+def _filled_specs(model: OpenedModel) -> dict[str, StoredTensor]:
     """Return the tensors of the base, and biases that a configuration key adds."""
-    structure = model.structure
+    assert model.structure is not None
     base = OpenedModel(model.directory)
-    assert structure is not None
-    found = {
-        name: (stored.dtype, stored.shape, stored.shard.name)
-        for name, stored in base.checkpoint.tensors.items()
-    }
-    keys = {key for name in structure.added_biases if (key := bias_key(model.family, name))}
-    for linear in (linear for block in base.plan.blocks for linear in block.linears):
-        if not linear.bias and any(linear.name in BIASED[key] for key in keys):
-            weight = base.checkpoint.tensors[linear.parameter]
-            name = linear.parameter.removesuffix("weight") + "bias"
-            found[name] = (weight.dtype, weight.shape[:1], weight.shard.name)
-    # As in ``specs_of``: in the order of the shards.
-    order = [shard.name for shard in base.checkpoint.shards]
-    return dict(sorted(found.items(), key=lambda entry: order.index(entry[1][2])))
+    biases = _biases_by_keys(model.structure, base)
+    return shard_by_shard(base.checkpoint, base.checkpoint.tensors | biases)
 
 
 def _filled(model: OpenedModel, edits: Edits) -> Iterator[tuple[str, Tensor]]:
@@ -319,9 +288,9 @@ def _filled(model: OpenedModel, edits: Edits) -> Iterator[tuple[str, Tensor]]:
                 source = model.cut.blocks[block[1]].source
                 own_names[f"{block[0]}{source}.{block[2]}"] = name
     read = weight_reader(model, edits)
-    for name, (dtype, shape, _) in _filled_specs(model).items():
+    for name, stored in _filled_specs(model).items():
         if (own := own_names.get(name)) is not None:
-            yield name, _spread(model, own, read(own), shape)
+            yield name, _spread(model, own, read(own), stored.shape)
         elif name in base.tensors and not (
             (block := model.family.block_of(name))
             and block[2].rpartition(".")[0] in model.family.linears.values()
@@ -329,7 +298,7 @@ def _filled(model: OpenedModel, edits: Edits) -> Iterator[tuple[str, Tensor]]:
             # Norms of a dropped block stay: its linears of zeros hide them.
             yield name, base.read(name)
         else:
-            yield name, torch.zeros(shape, dtype=TORCH_DTYPES[dtype])
+            yield name, torch.zeros(stored.shape, dtype=TORCH_DTYPES[stored.dtype])
 
 
 def _spread(model: OpenedModel, name: str, value: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -25,8 +25,8 @@ def files_of(settings: RunSettings, model: OpenedModel) -> dict[str, int]:
         config = quantised_config(model)
     else:
         weights = {}
-        for name, (dtype, shape, shard) in specs_of(model).items():
-            weights.setdefault(shard, {})[name] = TensorSpec(dtype, shape)
+        for name, stored in specs_of(model).items():
+            weights.setdefault(stored.shard.name, {})[name] = stored
         config = config_of(model, "plain") if model.structure is not None else model.config
     sizes = {file.name: file.stat().st_size for file in beside(model.directory, WRITTEN_ANEW)}
     sizes |= {
