@@ -52,6 +52,14 @@ PREFIX = "espalier: "
 """Beginning of the program's messages on standard error."""
 
 
+def is_completed(run: Path) -> bool:
+    """Return whether the summary of a run says that it is completed."""
+    try:
+        return bool(json.loads((run / "summary.json").read_text())["status"] == "completed")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
 @dataclass
 class WatchedRun:
     """Run as seen in its log and by its SuperLink."""
@@ -82,15 +90,7 @@ class WatchedRun:
         Flower reports it, or, if the run was stopped before that, the summary in the run directory
         does.
         """
-        if self.status == COMPLETED:
-            return True
-        if not self.directory:
-            return False
-        try:
-            summary = json.loads((Path(self.directory) / "summary.json").read_text())
-            return bool(summary["status"] == "completed")
-        except (OSError, ValueError, KeyError, TypeError):
-            return False
+        return self.status == COMPLETED or (self.path is not None and is_completed(self.path))
 
     def how_to_go_on(self) -> str:
         """Return how to resume the run, in a message for the user."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.errors import InputError
+from espalier.launch.run import is_completed
 from espalier.launch.sweep_grid import Cell
 from espalier.settings.run import changes, of_the_result
 
@@ -94,14 +95,6 @@ def write_record(folder: Path, cells: Mapping[str, Any]) -> None:
 def last_run(folder: Path) -> Path | None:
     """Return the newest run directory of a cell; None if no run has begun."""
     return max((file.parent for file in folder.glob("*/run.json")), default=None)
-
-
-def is_completed(run: Path) -> bool:
-    """Return whether the summary of a run says that it is completed."""
-    try:
-        return bool(json.loads((run / "summary.json").read_text())["status"] == "completed")
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
 
 
 def words_of(cell: Cell, folder: Path) -> list[str] | None:

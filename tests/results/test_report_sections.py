@@ -20,7 +20,8 @@ from espalier.results.report.rounds import curves_of
 from espalier.results.report.run_settings import changed_settings
 from espalier.results.report.traffic import bytes_of, estimates_of
 from espalier.results.report.usage import snippets_of
-from espalier.results.report.verdict import status_of, verdict
+from espalier.results.report.verdict import verdict
+from espalier.results.run_status import run_status
 from espalier.storage.hash_chain import HashChain
 
 HOSTILE = '<script>alert("x")</script> $a_b$ & {{ 7 * 7 }}'
@@ -124,7 +125,7 @@ def test_verdict_says_that_intervals_overlap(
 
 
 def test_status(tmp_path: Path) -> None:
-    assert status_of(write_run(tmp_path / "run", status="running")) == "interrupted"
+    assert run_status(write_run(tmp_path / "run", status="running").path)[0] == "interrupted"
     failed = write_run(tmp_path / "run", status="failed", reason="RunFailed: no\nsite-0: why")
     assert sentences(failed).startswith("The run failed: RunFailed: no ")
     assert "site-0: why" in report_page(failed)

@@ -16,7 +16,7 @@ from espalier.results.finished_run import open_run
 from espalier.results.report.command import main
 from espalier.results.report.layers import layers_of
 from espalier.results.report.usage import snippets_of
-from espalier.results.report.verdict import status_of
+from espalier.results.run_status import run_status
 from strategies.base.rounds import RunFailed
 from tests.bench import EVALUATED, Bench, Home, home
 
@@ -236,5 +236,5 @@ def test_interrupted_run_is_shown(tmp_path: Path, shared: Home) -> None:
     summary = (folder / "summary.json").read_text()
     # A server that is killed cannot say that it ended.
     (folder / "summary.json").write_text(summary.replace('"failed"', '"running"'))
-    assert status_of(open_run(folder)) == "interrupted"
+    assert run_status(folder)[0] == "interrupted"
     assert f"resume-from={folder}" in page_of(folder).text

@@ -23,7 +23,8 @@ from espalier.results.report.rounds import curves_of
 from espalier.results.report.run_settings import all_settings, changed_settings
 from espalier.results.report.traffic import bytes_of, estimates_of
 from espalier.results.report.usage import snippets_of
-from espalier.results.report.verdict import status_of, verdict
+from espalier.results.report.verdict import verdict
+from espalier.results.run_status import run_status
 from espalier.results.speed import measured_rows
 from espalier.settings.methods import METHODS
 from espalier.storage.atomic import write_bytes
@@ -122,7 +123,7 @@ def _content(run: FinishedRun) -> dict[str, Any]:
         "subtitle": what.removesuffix(")"),
         "missing": _missing(summary),
         "has_intervals": any(own.interval for one in comparisons for own in one.values.values()),
-        "status": status_of(run),
+        "status": run_status(run.path)[0],
         "verdict": verdict(run, comparisons),
         "columns": {column: name for column, name in COLUMNS.items() if column in present},
         "comparisons": comparisons,

@@ -6,25 +6,15 @@ from espalier.amounts import count, duration, size
 from espalier.privacy.guarantee import in_words
 from espalier.results.finished_run import FinishedRun
 from espalier.results.report.comparison import Comparison
-from espalier.storage.directory_lock import holder_of
+from espalier.results.run_status import run_status
 
 TOLERANCE = 0.005
 """Relative difference up to which two sizes are called equal."""
 
 
-def status_of(run: FinishedRun) -> str:
-    """Return ``running``, ``interrupted``, ``failed`` or ``completed``.
-
-    The summary of a server that was killed still says ``running``, but nobody holds the lock of its
-    directory.
-    """
-    status = str(run.summary.get("status"))
-    return "interrupted" if status == "running" and not holder_of(run.path) else status
-
-
 def verdict(run: FinishedRun, comparisons: Sequence[Comparison]) -> list[str]:
     """Return the sentences of the verdict; the first one says how the run ended, if it failed."""
-    status = status_of(run)
+    status, _ = run_status(run.path)
     sentences = []
     if status == "failed":
         reason = str(run.summary.get("reason") or "without a reason").partition("\n")[0]
