@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from espalier.hf.opening.opened import OpenedModel
 from espalier.results.base_chain import chain_of, in_words, run_of
 from tests.results.made_runs import pruned_run
