@@ -52,11 +52,8 @@ ABANDONED_SECONDS = 3600
 def reserve(node: NodeSettings, manifest: Manifest) -> None:
     """Reserve space for a model, if it has none yet.
 
-    Raises
-    ------
-    InputError
-        The model exceeds the owner's limit, alone or together with the models that are stored or
-        offered here.
+    Raises InputError if the model exceeds the owner's limit, alone or together with the models that
+    are stored or offered here.
     """
     most = node.max_bytes_of_models()
     # The limit applies to one model and to the sum of all.
@@ -133,10 +130,7 @@ Stamps = dict[str, list[int]]
 def downloaded_model(state_root: Path, state: PrivateState) -> Path:
     """Return the directory of the run's model; its files have the hashes in the offer.
 
-    Raises
-    ------
-    StateLost
-        The model was not downloaded yet, or its files were changed.
+    Raises StateLost if the model was not downloaded yet, or its files were changed.
     """
     offered = state.load_lasting(MODEL)
     if offered is None:

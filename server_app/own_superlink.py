@@ -55,10 +55,7 @@ class Surroundings:
 def require_own_superlink() -> None:
     """Check this process's SuperLink.
 
-    Raises
-    ------
-    InputError
-        It belongs to another user, environment or checkout.
+    Raises InputError if it belongs to another user, environment or checkout.
     """
     if os.environ.get(SHARED):
         return

@@ -67,13 +67,8 @@ def public_tests(
 ) -> PublicTests:
     """Read the texts and items of the settings, and check that the model can be tested on them.
 
-    Without ``built_in``, the built-in texts are left out.
-
-    Raises
-    ------
-    InputError
-        A text or the items cannot be read, the task is not suitable for this kind of model, or the
-        model cannot be built.
+    Without ``built_in``, the built-in texts are left out. Raises InputError if a text or the items
+    cannot be read, the task is not suitable for this kind of model, or the model cannot be built.
     """
     tunes = settings.tunes
     if model.family.kind == "decoder" or not tunes:

@@ -162,10 +162,7 @@ def _existing(settings: RunSettings) -> Path:
 def model_before(settings: RunSettings) -> str:
     """Return ``model``; a resumed run keeps the commit of a model that is named without one.
 
-    Raises
-    ------
-    InputError
-        ``resume-from`` is not a run directory, or ``run.json`` is damaged.
+    Raises InputError if ``resume-from`` is not a run directory, or ``run.json`` is damaged.
     """
     now = hub_name(settings.model)
     # A run with a commit, or without the hub, keeps its name.

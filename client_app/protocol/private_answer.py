@@ -45,10 +45,7 @@ def answer_privately(
 ) -> MessageBody:
     """Answer a ``train`` request of a private run; see ``answer_once``.
 
-    Raises
-    ------
-    InputError
-        The answer would exceed the site's budget, or its stored reply is lost.
+    Raises InputError if the answer would exceed the site's budget, or its stored reply is lost.
     """
     header = request.header
     guarantee = guarantee_of(site.settings)
@@ -69,10 +66,7 @@ def answer_privately(
 def random_bits(site: Site, header: Header) -> RandomBits:
     """Return the source of noise and sampling of an answer.
 
-    Raises
-    ------
-    InputError
-        The run asks a real site for noise from the run's seed.
+    Raises InputError if the run asks a real site for noise from the run's seed.
     """
     settings = site.settings
     # Secure noise comes from the operating system and cannot be repeated.

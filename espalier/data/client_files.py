@@ -43,15 +43,12 @@ def client_files(
     - one path per client: ``data.path`` with ``{client}``, or ``by-file`` with a directory
     - files or a dataset that the clients divide (``data.partition``)
 
+    Raises InputError if no data are named, or there are no such files.
+
     Parameters
     ----------
     other : reader of files whose ending names no format
     hub : dataset for ``data.source = "hub"``
-
-    Raises
-    ------
-    InputError
-        No data are named, or there are no such files.
     """
     own = node.data_path
     if not own:

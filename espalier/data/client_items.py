@@ -47,13 +47,9 @@ def client_items(
     """Return a client's training items and held-out items, which have no question in common.
 
     As with text, the node's ``data-path`` is the site's own data and used whole. Without one, in a
-    simulation, the run's ``[data]`` determines the client's items.
-
-    Raises
-    ------
-    InputError
-        The source or file is missing, empty or malformed, nothing is left to train on, or there are
-        fewer groups than ``min-groups``.
+    simulation, the run's ``[data]`` determines the client's items. Raises InputError if the source
+    or file is missing, empty or malformed, nothing is left to train on, or there are fewer groups
+    than ``min-groups``.
     """
     train, held_out = map(list, _shares(settings, node, client))
     return train, held_out
@@ -136,15 +132,12 @@ def held_out_items(
 ) -> ScoredItems:
     """Return a client's held-out items, at most ``task.max-test-items``, encoded for a model.
 
+    Raises InputError if the site does not permit it, the source or file is wrong, or there are so
+    few items that a mean would reveal single ones.
+
     Parameters
     ----------
     model : ``OpenedModel``
-
-    Raises
-    ------
-    InputError
-        The site does not permit it, the source or file is wrong, or there are so few items that a
-        mean would reveal single ones.
     """
     if not node.allows_own_text():
         raise not_allowed()
@@ -194,12 +187,8 @@ def as_tests(settings: RunSettings, items: list[Item], model: Any) -> ScoredItem
 def public_items(settings: RunSettings) -> list[Item]:
     """Return the public test items of the run's task; empty if the run names none.
 
-    If there are more than ``task.max-test-items``, evenly spaced ones are taken.
-
-    Raises
-    ------
-    InputError
-        The file or dataset cannot be read, or clients train on its test split.
+    If there are more than ``task.max-test-items``, evenly spaced ones are taken. Raises InputError
+    if the file or dataset cannot be read, or clients train on its test split.
     """
     chosen = settings.task
     task = task_of(settings)

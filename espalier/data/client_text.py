@@ -57,10 +57,7 @@ def split_passages(
     - one source of a built-in text per client; clients with the same source divide it
     - files or a dataset (see ``client_files``), whose passages are read on access
 
-    Raises
-    ------
-    InputError
-        The source or file is missing, empty or malformed.
+    Raises InputError if the source or file is missing, empty or malformed.
     """
     require_own_data(node, data)
     if not node.data_path and data.origin in BUILT_IN:
@@ -96,14 +93,9 @@ def records_of_client(settings: RunSettings, node: NodeSettings, client: int) ->
     """Return the passages of each record or group of a client, without held-out passages.
 
     A group has all passages of its records. A record of a text file, and of a built-in text, is a
-    passage. What belongs to a record or group depends on no other one: a passage that occurs in
-    two of them is in both. Within one it counts as often as it occurs.
-
-    Raises
-    ------
-    InputError
-        The source or file is missing, empty or malformed, or there are fewer groups than
-        ``min-groups``.
+    passage. What belongs to a record or group depends on no other one: a passage that occurs in two
+    of them is in both. Within one it counts as often as it occurs. Raises InputError if the source
+    or file is missing, empty or malformed, or there are fewer groups than ``min-groups``.
     """
     data = settings.data
     require_own_data(node, data)
@@ -136,10 +128,7 @@ def _text_source(files: tuple[RowFile, ...], data: DataSettings, node: NodeSetti
 def _refuse_fields(file: TextRows, data: DataSettings, node: NodeSettings) -> None:
     """Refuse settings that name fields of a text file.
 
-    Raises
-    ------
-    InputError
-        The text has another field than ``text``, or records have labels or groups.
+    Raises InputError if the text has another field than ``text``, or records have labels or groups.
     """
     named = {"data-field": node.data_field, "data-group": node.data_group}
     if node.simulated:
@@ -176,13 +165,9 @@ def client_samples(
     """Return the calibration samples of one client: (num_samples, data.sequence-length), int64.
 
     They are drawn with a seed of this client. Their number is the node's ``num-samples`` or else
-    ``data.num-samples``.
-
-    Raises
-    ------
-    InputError
-        The source or file is wrong, there is too little text, or the samples have fewer tokens than
-        ``min-tokens``, or are from fewer groups than ``min-groups``.
+    ``data.num-samples``. Raises InputError if the source or file is wrong, there is too little
+    text, or the samples have fewer tokens than ``min-tokens``, or are from fewer groups than
+    ``min-groups``.
     """
     data = settings.data
     number = node.num_samples or data.num_samples
@@ -243,15 +228,12 @@ def training_samples(
 ) -> Tensor:
     """Return all samples of one client's text without the held-out passages.
 
+    Raises InputError if the source or file is wrong, or the text is shorter than one sample.
+
     Returns
     -------
     Tensor
         (samples, data.sequence-length), int64
-
-    Raises
-    ------
-    InputError
-        The source or file is wrong, or the text is shorter than one sample.
     """
     data = settings.data
     own, _ = split_passages(data, node, client, settings.num_clients, settings.seed)
@@ -305,11 +287,8 @@ def validation_samples(
     """Return up to ``most`` samples of the client's held-out passages, int64.
 
     They are for figures that do not leave the client, so no minimum number of predictions holds.
-
-    Raises
-    ------
-    InputError
-        The source or file is wrong, or the held-out passages are shorter than one sample.
+    Raises InputError if the source or file is wrong, or the held-out passages are shorter than one
+    sample.
     """
     return _held_out(
         settings,

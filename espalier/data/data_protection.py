@@ -67,12 +67,8 @@ def not_allowed() -> EspalierError:
 def require_own_data(node: NodeSettings, data: DataSettings, task: str = TEXT) -> None:
     """Refuse to read data that the site's own configuration does not name.
 
-    A simulated client is not restricted.
-
-    Raises
-    ------
-    InputError
-        The run names the data, or it needs records of a task that the site's file does not have.
+    A simulated client is not restricted. Raises InputError if the run names the data, or it needs
+    records of a task that the site's file does not have.
     """
     if node.simulated:
         return
@@ -93,12 +89,8 @@ def require_own_data(node: NodeSettings, data: DataSettings, task: str = TEXT) -
 def require_tokens(node: NodeSettings, tokens: int, remedy: str) -> None:
     """Refuse an answer that is based on fewer tokens than the site requires.
 
-    The error does not contain the number of tokens that were found.
-
-    Raises
-    ------
-    InputError
-        There are fewer tokens than ``min-tokens``.
+    The error does not contain the number of tokens that were found. Raises InputError if there are
+    fewer tokens than ``min-tokens``.
     """
     if tokens < (least := node.fewest_tokens()):
         _refuse(

@@ -52,16 +52,14 @@ class FlowerPartition:
     ) -> NDArray[np.int64]:
         """Return the numbers of a client's records, ascending.
 
+        Raises InputError if flwr-datasets is not installed or has no such partitioner, the
+        arguments are wrong, records have no labels, or the partitioner gives a record to two
+        clients or divides a group.
+
         Parameters
         ----------
         labels : index of each record's label or group: (records,)
         names : all labels
-
-        Raises
-        ------
-        InputError
-            flwr-datasets is not installed or has no such partitioner, the arguments are wrong, records
-            have no labels, or the partitioner gives a record to two clients or divides a group.
         """
         column = "group" if self.grouped else "label"
         kind = self._kind()

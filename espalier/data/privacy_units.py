@@ -31,13 +31,8 @@ def record_windows(
 ) -> list[Windows]:
     """Return the sequences of each record or group, of at most ``data.sequence-length`` tokens.
 
-    Records that are shorter than two tokens have none and are left out.
-
-    Raises
-    ------
-    InputError
-        The source or file is wrong, there is no text, or there are fewer tokens than
-        ``min-tokens``.
+    Records that are shorter than two tokens have none and are left out. Raises InputError if the
+    source or file is wrong, there is no text, or there are fewer tokens than ``min-tokens``.
     """
     length = settings.data.sequence_length
     found = [

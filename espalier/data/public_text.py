@@ -11,14 +11,11 @@ from espalier.settings.tables.evaluation import EvaluationSettings
 def public_text(name: str, path: str, key: str = "evaluation.texts") -> str | FileText:
     """Return a public text: the text of a file, or the held-out part of a built-in text.
 
+    Raises InputError if the file is missing, empty or not UTF-8.
+
     Parameters
     ----------
     key : setting that names the text, for errors
-
-    Raises
-    ------
-    InputError
-        The file is missing, empty or not UTF-8.
     """
     if path:
         return FileText(path, key)
@@ -30,14 +27,11 @@ def public_samples(
 ) -> dict[str, Tensor]:
     """Return samples of the texts in ``evaluation.texts`` by name: (samples, tokens), int64.
 
+    Raises InputError if a file is missing, empty or not UTF-8, or is shorter than one sample.
+
     Parameters
     ----------
     built_in : whether to include built-in texts
-
-    Raises
-    ------
-    InputError
-        A file is missing, empty or not UTF-8, or is shorter than one sample.
     """
     return {
         name: evaluation_samples(

@@ -70,17 +70,13 @@ def evaluation_samples(
 ) -> Tensor:
     """Cut a text into consecutive samples and take up to ``max_samples`` evenly spaced ones.
 
-    With ``max_samples = 0`` all samples are taken.
+    With ``max_samples = 0`` all samples are taken. Raises InputError if the text is shorter than
+    one sample.
 
     Returns
     -------
     Tensor
         (samples, sequence_length), int64
-
-    Raises
-    ------
-    InputError
-        The text is shorter than one sample.
     """
     tokens = _tokens(text, encode)
     available = _available(tokens, sequence_length, what, "evaluation.sequence-length")
@@ -99,6 +95,8 @@ def all_samples(
 ) -> Tensor:
     """Cut a text into consecutive samples and drop the tokens after the last whole sample.
 
+    Raises InputError if the text is shorter than one sample.
+
     Parameters
     ----------
     what : description of the text, for errors
@@ -109,11 +107,6 @@ def all_samples(
     -------
     Tensor
         (samples, sequence_length), int64
-
-    Raises
-    ------
-    InputError
-        The text is shorter than one sample.
     """
     tokens = _tokens(text, encode)
     available = _available(tokens, sequence_length, what, key)

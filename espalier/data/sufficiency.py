@@ -50,12 +50,8 @@ def require_enough(settings: RunSettings, node: NodeSettings, encode: Encode) ->
     """Refuse a run that the site's ``data-path`` cannot serve, with the error of the first round.
 
     A site without its own file is not checked if the run names data or a built-in text, because
-    that data depends on the client's number.
-
-    Raises
-    ------
-    InputError
-        Neither site nor run names a file, the file cannot be read, or it has too little data.
+    that data depends on the client's number. Raises InputError if neither site nor run names a
+    file, the file cannot be read, or it has too little data.
     """
     tunes = settings.tunes
     data = settings.data
@@ -88,10 +84,7 @@ def require_enough(settings: RunSettings, node: NodeSettings, encode: Encode) ->
 def require_readable(settings: RunSettings, node: NodeSettings) -> None:
     """Refuse a run that the site's ``data-path`` cannot serve, before a tokenizer is available.
 
-    Raises
-    ------
-    InputError
-        The file cannot be read, or has nothing to train on.
+    Raises InputError if the file cannot be read, or has nothing to train on.
     """
     on_items = settings.tunes and settings.task.name != TEXT
     require_own_data(node, settings.data, settings.task.name if on_items else TEXT)

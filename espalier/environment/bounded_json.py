@@ -47,10 +47,7 @@ def read_json(text: str | bytes) -> Any:
 def read_json_object(path: Path) -> dict[str, Any]:
     """Read a JSON file that holds keys and values.
 
-    Raises
-    ------
-    InputError
-        The file cannot be read, or is not a JSON object.
+    Raises InputError if the file cannot be read, or is not a JSON object.
     """
     try:
         document = read_json(path.read_text(encoding="utf-8"))

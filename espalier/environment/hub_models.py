@@ -76,14 +76,11 @@ def is_on_hub(name: str) -> bool:
 def cached_model(name: str) -> Path:
     """Return the directory of a model in the hub's cache, without a connection.
 
+    Raises InputError if the cache has no copy of this revision.
+
     Parameters
     ----------
     name : ``owner/name[@revision]``
-
-    Raises
-    ------
-    InputError
-        The cache has no copy of this revision.
     """
     from huggingface_hub import constants, try_to_load_from_cache
 
@@ -178,10 +175,7 @@ def _parts(name: str) -> tuple[str, str]:
 def shard_names(index: Path) -> list[str]:
     """Return the names of the weight files that an index names, sorted.
 
-    Raises
-    ------
-    InputError
-        The index is damaged, or names files outside its directory.
+    Raises InputError if the index is damaged, or names files outside its directory.
     """
     document = read_json_object(index)
     weight_map = document.get("weight_map")

@@ -55,18 +55,14 @@ def generate(
 
     Prompts of similar length form a batch, padded on the left. Tokens that the tokenizer adds after
     a text are left out, because the answer follows. A prompt that leaves no room for
-    ``how.max_new_tokens`` loses tokens at its beginning.
+    ``how.max_new_tokens`` loses tokens at its beginning. Raises InputError if ``max_tokens`` is not
+    larger than ``how.max_new_tokens``.
 
     Parameters
     ----------
     model : model of Hugging Face with ``generate``, in evaluation mode
     tokenizer : its tokenizer, with an end-of-text token
     max_tokens : maximum number of tokens of the model
-
-    Raises
-    ------
-    InputError
-        ``max_tokens`` is not larger than ``how.max_new_tokens``.
     """
     room = _room(how, max_tokens)
     encode = prompt_encoder(tokenizer)

@@ -75,12 +75,8 @@ def configuration(
 ) -> tuple[Config, RunSettings]:
     """Read the words after ``espalier run``: at most one preset, and ``key=value`` pairs.
 
-    Returns and further parameters are those of ``resolve``.
-
-    Raises
-    ------
-    InputError
-        A word is neither a preset nor a pair, or for the reasons of ``resolve``.
+    Returns and further parameters are those of ``resolve``. Raises InputError if a word is neither
+    a preset nor a pair, or for the reasons of ``resolve``.
     """
     defaults = flatten(default_config(app))
     presets = [word for word in words if "=" not in word]

@@ -21,10 +21,7 @@ LOCK = "sweep.lock"
 def locked_sweep(folder: Path) -> Iterator[None]:
     """Create the directory of a sweep and hold its lock; the kernel releases it after a crash.
 
-    Raises
-    ------
-    InputError
-        The directory cannot be written, or another sweep works there.
+    Raises InputError if the directory cannot be written, or another sweep works there.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -47,14 +44,11 @@ def locked_sweep(folder: Path) -> Iterator[None]:
 def require_same_cells(folder: Path, configs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the record of the cells, with the given ones added.
 
+    Raises InputError if a cell was started with other settings, or the record is damaged.
+
     Parameters
     ----------
     configs : flat configuration by name of the cell
-
-    Raises
-    ------
-    InputError
-        A cell was started with other settings, or the record is damaged.
     """
     cells = _recorded(folder / RECORD)
     for name, config in configs.items():

@@ -31,12 +31,8 @@ class Cell:
 def split_values(text: str) -> list[str]:
     """Split a list of values at its commas, except those inside of quotes.
 
-    A value may stand in quotes, which it keeps: ``"attn.q,attn.v",all`` has two values.
-
-    Raises
-    ------
-    InputError
-        A quote is not closed, or a value is empty or occurs twice.
+    A value may stand in quotes, which it keeps: ``"attn.q,attn.v",all`` has two values. Raises
+    InputError if a quote is not closed, or a value is empty or occurs twice.
     """
     values = [""]
     quote = ""
@@ -62,15 +58,12 @@ def split_values(text: str) -> list[str]:
 def cells_of(words: Sequence[str]) -> list[Cell]:
     """Return all combinations of the values of the words, the last word varying fastest.
 
+    Raises InputError if no word has several values, a key occurs twice or is set by the sweep, or
+    there are too many cells.
+
     Parameters
     ----------
     words : at most one word with presets, and ``key=values``
-
-    Raises
-    ------
-    InputError
-        No word has several values, a key occurs twice or is set by the sweep, or there are too
-        many cells.
     """
     axes = [_axis(word) for word in words]
     keys = [key for key, _ in axes]

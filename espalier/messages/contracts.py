@@ -23,15 +23,13 @@ def of_method(method: str) -> ModuleType:
 def contract_for(request: MessageBody, plan_of: PlanOf, settings: RunSettings) -> Contract:
     """Return the contract of a request and its reply.
 
+    Raises ProtocolError if the request names another method, or a round or part that does not
+    exist.
+
     Parameters
     ----------
     plan_of : function that returns the plan of the clients' model. It is called only if the
         contract depends on the plan, so that a site without the model can take part.
-
-    Raises
-    ------
-    ProtocolError
-        If the request names another method, or a round or part that does not exist.
     """
     header = request.header
     # A message of another method would be checked against the wrong contract.

@@ -35,12 +35,8 @@ def blocks_of_round(plan: ModelPlan, settings: MaskingSettings, server_round: in
     """Return the numbers of the blocks that a round decides.
 
     One-shot pruning decides all blocks in its only round, iterative pruning one block per round
-    (FedPrLLM, section 3.2.3).
-
-    Raises
-    ------
-    ProtocolError
-        If pruning is iterative and the round does not exist.
+    (FedPrLLM, section 3.2.3). Raises ProtocolError if pruning is iterative and the round does not
+    exist.
     """
     if settings.strategy == "one-shot":
         return range(len(plan.blocks))
@@ -76,13 +72,9 @@ def delivery_of_blocks(
     """Return the contract of a ``deliver`` message, which pushes a part of the federated result.
 
     In iterative pruning it may also push all decisions before a round, to a client that lost its
-    hidden states. ``check_order`` checks the fields of a part with this number of blocks.
-
-    Raises
-    ------
-    ProtocolError
-        If the blocks are neither the result nor the decisions before the round, or if the run
-        pushes no result.
+    hidden states. ``check_order`` checks the fields of a part with this number of blocks. Raises
+    ProtocolError if the blocks are neither the result nor the decisions before the round, or if the
+    run pushes no result.
     """
     header = request.header
     decided = validate(order, request.fields).decided

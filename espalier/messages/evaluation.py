@@ -192,14 +192,11 @@ def test_specs(texts: Texts) -> dict[str, TensorSpec]:
 def contract(method: str, texts: Texts, own_text: bool) -> Contract:
     """Return the contract of an evaluation by a client.
 
+    Raises ProtocolError if the fields contradict each other or ``own_text``.
+
     Parameters
     ----------
     own_text : setting ``evaluation.own-text`` of the run
-
-    Raises
-    ------
-    ProtocolError
-        If the fields contradict each other or ``own_text``.
     """
     # A server cannot ask for own text in a run that does not say so.
     if texts.own_text != own_text:

@@ -40,11 +40,8 @@ class AloneReport(Fields):
 def contract(request: MessageBody, settings: RunSettings) -> Contract:
     """Return the contract of an ``alone`` message, which belongs to the last round of a run.
 
-    Raises
-    ------
-    ProtocolError
-        If clients of this method compute nothing on their own, have nothing to fit, or if no
-        adapter has such a rank.
+    Raises ProtocolError if clients of this method compute nothing on their own, have nothing to
+    fit, or if no adapter has such a rank.
     """
     if not settings.job.has_local_baseline:
         raise ProtocolError(

@@ -68,11 +68,8 @@ def write(body: MessageBody) -> RecordDict:
 def read(content: RecordDict) -> MessageBody:
     """Read the content of a message from Flower's records.
 
-    Raises
-    ------
-    ProtocolError
-        If records are missing, surplus or too large, if the header is malformed, or if its schema
-        version is unknown.
+    Raises ProtocolError if records are missing, surplus or too large, if the header is malformed,
+    or if its schema version is unknown.
     """
     if set(content) != set(RECORDS):
         raise ProtocolError(
@@ -162,10 +159,8 @@ def to_record(blobs: Mapping[str, bytes]) -> ArrayRecord:
 def from_record(record: ArrayRecord) -> dict[str, bytes]:
     """Take blobs out of a Flower record.
 
-    Raises
-    ------
-    ProtocolError
-        If there are too many blobs, a key is too long, or an array has another serialization.
+    Raises ProtocolError if there are too many blobs, a key is too long, or an array has another
+    serialization.
     """
     if len(record) > MAX_BLOBS:
         raise ProtocolError(f"payload: {len(record)} blobs, a message has at most {MAX_BLOBS}")

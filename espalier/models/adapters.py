@@ -201,15 +201,12 @@ def cut_to_rank(tensors: Mapping[str, "Tensor"], rank: int) -> dict[str, "Tensor
 def adapter_plan(plan: ModelPlan, lora: LoraSettings, num_classes: int = 0) -> AdapterPlan:
     """Return the adapters that the settings describe, and the classification head of an encoder.
 
+    Raises InputError if the model has no such matrix or block, the rank exceeds the smaller side of
+    a matrix, or alpha / rank is outside ``SCALINGS``.
+
     Parameters
     ----------
     num_classes : number of classes of the task; used only for an encoder
-
-    Raises
-    ------
-    InputError
-        If the model has no such matrix or block, the rank exceeds the smaller side of a matrix, or
-        alpha / rank is outside ``SCALINGS``.
     """
     names = [linear.name for linear in plan.blocks[0].linears]
     chosen = lora.target_names(names)

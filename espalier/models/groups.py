@@ -165,11 +165,8 @@ class Groups:
     def reachable(self, job: CutSettings) -> float:
         """Return ``wanted``, and refuse it if it cannot be reached.
 
-        Raises
-        ------
-        InputError
-            Too many parameters would have to be removed: one attention group and one multiple of
-            channels stay in each block.
+        Raises InputError if too many parameters would have to be removed: one attention group and
+        one multiple of channels stay in each block.
         """
         share = self.wanted(job)
         for pools, target in self.targets(share, job.selection):

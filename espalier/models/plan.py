@@ -55,10 +55,7 @@ class BlockPlan:
     def linear(self, name: str) -> LinearPlan:
         """Return the matrix with this canonical name.
 
-        Raises
-        ------
-        KeyError
-            If the model family has no such matrix.
+        Raises KeyError if the model family has no such matrix.
         """
         return {linear.name: linear for linear in self.linears}[name]
 

@@ -86,10 +86,7 @@ def _bound(accountant: str, history: History, delta: float) -> float:
 def noise_multiplier(epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
     """Return the smallest noise multiplier, nearly, with which all steps keep within epsilon.
 
-    Raises
-    ------
-    InputError
-        No noise multiplier in the range of the search does.
+    Raises InputError if no noise multiplier in the range of the search does.
     """
 
     def by_moments(candidate: float) -> bool:

@@ -77,10 +77,7 @@ class Budget:
     def spent(self) -> Spent:
         """Read the log.
 
-        Raises
-        ------
-        InputError
-            The log is damaged or cannot be read.
+        Raises InputError if the log is damaged or cannot be read.
         """
         draws: dict[tuple[str, int], Draw] = {}
         answered = set[tuple[str, int]]()
@@ -125,12 +122,8 @@ class Budget:
 
         With shared noise the draw is that of the sum, and the entry says on how many sites it rests.
 
-        A repeated request whose answer was not stored draws nothing again.
-
-        Raises
-        ------
-        InputError
-            The answer was stored before and is lost, or the draw exceeds the budget.
+        A repeated request whose answer was not stored draws nothing again. Raises InputError if the
+        answer was stored before and is lost, or the draw exceeds the budget.
         """
         place = (run, server_round)
         # One process at a time, so that two runs cannot spend the same budget.

@@ -74,15 +74,12 @@ class Table:
 def discrete_gaussian(number: int, deviation: float, words: RandomWords) -> NDArray[np.int64]:
     """Return independent integers of a discrete Gaussian, (number,).
 
+    Raises ValueError if the deviation is not in the range.
+
     Parameters
     ----------
     deviation : parameter of the distribution, which is its standard deviation up to 2^-1000 of it;
         rounded up by less than 1e-12 of it
-
-    Raises
-    ------
-    ValueError
-        The deviation is not in the range.
     """
     shifts, width = terms(deviation)
     table = narrow(width)

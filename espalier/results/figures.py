@@ -66,10 +66,7 @@ def _sum(one: float | None, other: float | None) -> float | None:
 def qualities(run: FinishedRun) -> list[Quality]:
     """Return all measures of a run that has a summary, perplexities first.
 
-    Raises
-    ------
-    InputError
-        ``summary.json`` has another form.
+    Raises InputError if ``summary.json`` has another form.
     """
     try:
         return [_quality(entry) for entry in run.summary.get("metrics", [])]

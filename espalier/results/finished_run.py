@@ -98,10 +98,7 @@ class FinishedRun:
 def open_run(path: str | Path) -> FinishedRun:
     """Return the run in a directory.
 
-    Raises
-    ------
-    InputError
-        The directory is not a run directory, or its summary cannot be read.
+    Raises InputError if the directory is not a run directory, or its summary cannot be read.
     """
     folder = at_home(str(path)).absolute()
     file = folder / "summary.json"

@@ -68,10 +68,7 @@ def write_sums(
 def read_sums(run: FinishedRun, plan: ModelPlan) -> InputSums:
     """Return the sums that a run of the model with this plan left.
 
-    Raises
-    ------
-    InputError
-        The run left none, or the file is damaged.
+    Raises InputError if the run left none, or the file is damaged.
     """
     path = run.path / FILE
     if not path.is_file():

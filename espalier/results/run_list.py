@@ -89,10 +89,7 @@ def find_runs(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
 def runs_of(given: Sequence[str]) -> list[Path]:
     """Return the runs in the given directories, without repetitions.
 
-    Raises
-    ------
-    InputError
-        A directory does not exist, or there is no run in it.
+    Raises InputError if a directory does not exist, or there is no run in it.
     """
     found: dict[Path, None] = {}
     for text in given:

@@ -43,10 +43,7 @@ def is_run(folder: Path) -> bool:
 def run_status(folder: Path) -> tuple[str, str]:
     """Return the status of a run directory, and its reason in words.
 
-    Raises
-    ------
-    InputError
-        The directory is not a run directory, or cannot be read.
+    Raises InputError if the directory is not a run directory, or cannot be read.
     """
     if not (folder / SUMMARY).exists() and (folder / RECORD).is_file():
         return _at_work_or_interrupted(folder)

@@ -27,11 +27,8 @@ CONDITIONS = {"prompt_tokens": 128, "new_tokens": 32, "repetitions": 3, "batch_s
 def measure(run: FinishedRun) -> None:
     """Measure the base model and every result of a run, and store the figures.
 
-    Raises
-    ------
-    InputError
-        The run has no result, its base model is not on this machine or is another one, or a model
-        cannot be loaded.
+    Raises InputError if the run has no result, its base model is not on this machine or is another
+    one, or a model cannot be loaded.
     """
     results = _results_of(run)
     base = _base_of(run)
@@ -97,17 +94,14 @@ def measured_apart(
 ) -> dict[str, Any]:
     """Measure one model in a new process.
 
+    Raises InputError if the model cannot be loaded.
+
     Parameters
     ----------
     paths : ``model`` and, optionally, ``adapter``
     conditions : the keys of ``CONDITIONS``, and optionally ``dtype`` of the weights, by default that
         of the files
     threads : number of CPU threads
-
-    Raises
-    ------
-    InputError
-        The model cannot be loaded.
     """
     own = {key: str(path) for key, path in paths.items()}
     document = {**own, **conditions, "threads": threads}

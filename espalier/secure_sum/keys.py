@@ -88,14 +88,11 @@ def public_bytes(key: X25519PrivateKey) -> str:
 def agreed(key: X25519PrivateKey, other: str, info: bytes) -> bytes:
     """Return the key that a client and another one derive from their key pairs.
 
+    Raises UnreadableError if it is a point of small order, with which any key would agree.
+
     Parameters
     ----------
     other : public key of the other client, hexadecimal
-
-    Raises
-    ------
-    UnreadableError
-        If it is a point of small order, with which any key would agree.
     """
     try:
         # X25519 of a point of small order is all zeros; the library refuses it.
@@ -141,10 +138,8 @@ def opened_shares(
 ) -> bytes:
     """Invert ``sealed_shares`` at the receiver.
 
-    Raises
-    ------
-    UnreadableError
-        If the text was not encrypted for this session, sender, receiver and list of keys.
+    Raises UnreadableError if the text was not encrypted for this session, sender, receiver and list
+    of keys.
     """
     # Sender, receiver and list are part of the key and of the authenticated data.
     info = session.info(f"shares {route.list_sha256}", route.sender, route.receiver)

@@ -25,14 +25,11 @@ def shared(secret: bytes, threshold: int, holders: list[int]) -> dict[int, bytes
 def rebuilt(shares: Mapping[int, bytes], threshold: int, holders: list[int]) -> bytes:
     """Put a secret together from the shares of at least ``threshold`` of its holders.
 
+    Raises ValueError if there are fewer shares.
+
     Parameters
     ----------
     holders : all holders, in the order of ``shared``
-
-    Raises
-    ------
-    ValueError
-        If there are fewer shares.
     """
     if len(shares) < threshold:
         raise ValueError(f"{len(shares)} shares, {threshold} are needed")

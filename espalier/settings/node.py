@@ -356,10 +356,8 @@ class NodeSettings(Table):
     def state_root(self) -> Path:
         """Return the directory of the site's private state.
 
-        Raises
-        ------
-        InputError
-            The path names the home of an unknown user, or is too long for the paths below it.
+        Raises InputError if the path names the home of an unknown user, or is too long for the
+        paths below it.
         """
         given = self.state_dir or os.environ.get("ESPALIER_STATE_DIR") or "~/.espalier"
         key = "state-dir" if self.state_dir else "ESPALIER_STATE_DIR"

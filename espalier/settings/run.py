@@ -107,10 +107,7 @@ class RunSettings(TopSettings):
     def of(self, kind: type[J]) -> J:
         """Return the chosen method's own table, typed as ``kind``.
 
-        Raises
-        ------
-        TypeError
-            The table is of another kind.
+        Raises TypeError if the table is of another kind.
         """
         if not isinstance(self.job, kind):
             raise TypeError(f"method {self.method} has no {kind.__name__}")

@@ -89,13 +89,8 @@ class AdapterTraining:
     ) -> tuple[dict[str, dict[str, Tensor]], Trained]:
         """Train from ``start``; return the tensors, float32, and the result of the loop.
 
-        Frozen factors are among the tensors, unchanged.
-
-        Raises
-        ------
-        InputError
-            No step was finite, a group exceeds the bounds of ``[training]``, or the model cannot be
-            loaded.
+        Frozen factors are among the tensors, unchanged. Raises InputError if no step was finite, a
+        group exceeds the bounds of ``[training]``, or the model cannot be loaded.
         """
         adapted = self.adapted
         with inner_matrices(adapted.whole, adapted.parameters, self.model.family, self.adapters):

@@ -96,13 +96,8 @@ class Loop:
         """Train ``steps`` steps, starting with the number ``first_step``.
 
         The initial values of the parameters are the anchor of FedProx. ``moments`` are those of an
-        earlier call; without them AdamW starts with zeros.
-
-        Raises
-        ------
-        InputError
-            No step was finite, or a group's learning rate or weight decay exceeds the bounds of
-            ``[training]``.
+        earlier call; without them AdamW starts with zeros. Raises InputError if no step was finite,
+        or a group's learning rate or weight decay exceeds the bounds of ``[training]``.
         """
         optimizer = self._optimizer(moments or {})
         anchor = (

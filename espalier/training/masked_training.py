@@ -103,13 +103,8 @@ class MaskedTraining(AdapterTraining):
     ) -> tuple[dict[str, dict[str, Tensor]], Trained]:
         """Train LoRA and generator from ``start``; return them and the result of the loop.
 
-        ``embedding`` and ``spent`` change in place.
-
-        Raises
-        ------
-        InputError
-            No step was finite, a group exceeds the bounds of ``[training]``, or the model cannot be
-            loaded or routed.
+        ``embedding`` and ``spent`` change in place. Raises InputError if no step was finite, a
+        group exceeds the bounds of ``[training]``, or the model cannot be loaded or routed.
         """
         outcome = self._run(start, first_step, steps, moments, with_shared=True)
         return self.adapted.values(), outcome
@@ -164,12 +159,8 @@ class MaskedTraining(AdapterTraining):
     def fitted(self, shared: Tensors, steps: int) -> Trained:
         """Train only the embedding; generator and LoRA are frozen.
 
-        ``embedding`` and ``spent`` change in place.
-
-        Raises
-        ------
-        InputError
-            No step was finite, or the model cannot be loaded or routed.
+        ``embedding`` and ``spent`` change in place. Raises InputError if no step was finite, or the
+        model cannot be loaded or routed.
         """
         with self.adapted.frozen(lambda *_: True):
             return self._run(shared, 0, steps, None, with_shared=False)

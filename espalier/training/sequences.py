@@ -105,12 +105,8 @@ def client_sequences(
 ) -> Sequences:
     """Return a client's training sequences.
 
-    They are all samples of its text, of which every token counts, or its items of the task.
-
-    Raises
-    ------
-    InputError
-        The source or file is wrong, or there is nothing to train on.
+    They are all samples of its text, of which every token counts, or its items of the task. Raises
+    InputError if the source or file is wrong, or there is nothing to train on.
     """
     chosen = settings.task
     if chosen.name == TEXT:
@@ -141,10 +137,7 @@ def _conversations(
 ) -> Sequence[Encoded | Marked]:
     """Encode conversations, cut at their end; those without a loss are left out.
 
-    Raises
-    ------
-    InputError
-        No conversation is left.
+    Raises InputError if no conversation is left.
     """
     chosen = settings.task
     template = template_of(chosen)

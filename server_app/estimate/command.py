@@ -19,10 +19,8 @@ from strategies.base.method import require_fit
 def planned(settings: RunSettings, model: OpenedModel) -> Plan:
     """Return the estimate of a run with this model.
 
-    Raises
-    ------
-    InputError
-        The method cannot work on the model, or its sequences are longer than the model accepts.
+    Raises InputError if the method cannot work on the model, or its sequences are longer than the
+    model accepts.
     """
     if lines := beyond_positions(settings, model):
         raise InputError("\n".join(lines))

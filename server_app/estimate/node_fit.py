@@ -35,10 +35,8 @@ OWN = ("activations", "device")
 def planned(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Iterator[str]:
     """Yield lines on a client's memory and disk needs at this node.
 
-    Raises
-    ------
-    InputError
-        A setting is invalid, the model cannot be opened, or the work needs more than there is.
+    Raises InputError if a setting is invalid, the model cannot be opened, or the work needs more
+    than there is.
     """
     node = parse_node(node_config)
     settings = parse(run_config)
@@ -63,12 +61,7 @@ def planned(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> It
 def on_disks(node: NodeSettings, parts: Mapping[str, int]) -> Iterator[str]:
     """Yield lines on the disk space that the work needs, and on the free space.
 
-    ``parts`` are bytes by kind of content.
-
-    Raises
-    ------
-    InputError
-        The free space does not suffice.
+    ``parts`` are bytes by kind of content. Raises InputError if the free space does not suffice.
     """
     root = node.state_root()
     private = {name: size for name, size in parts.items() if name != OWN_MODEL}
@@ -89,10 +82,7 @@ def _existing(folder: Path) -> Path:
 def _on_disk(key: str, folder: Path, parts: Mapping[str, int], others: int = 0) -> str:
     """Return a line on one folder; ``others`` are bytes needed on the same disk for other folders.
 
-    Raises
-    ------
-    InputError
-        The free space does not suffice.
+    Raises InputError if the free space does not suffice.
     """
     needed = sum(parts.values())
     free = max(0, shutil.disk_usage(_existing(folder)).free - others)
@@ -108,10 +98,7 @@ def _on_disk(key: str, folder: Path, parts: Mapping[str, int], others: int = 0) 
 def told(memory: Memory, *, on_device: bool) -> str:
     """Return a line on a client's memory; for a CUDA device it excludes libraries.
 
-    Raises
-    ------
-    InputError
-        The machine or the device has less memory.
+    Raises InputError if the machine or the device has less memory.
     """
     libraries = 0 if on_device else memory.libraries
     free, total = torch.cuda.mem_get_info() if on_device else machine_memory()[::-1]

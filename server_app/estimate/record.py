@@ -19,10 +19,7 @@ FILE = "plan.json"
 def record_plan(plan: Plan, speeds: Speeds, folder: Path) -> None:
     """Write ``plan.json``, unless an earlier part of a resumed run has written it.
 
-    Raises
-    ------
-    InputError
-        The file system refused.
+    Raises InputError if the file system refused.
     """
     if not (folder / FILE).exists():
         write_json(folder / FILE, _document(plan, speeds))
@@ -31,10 +28,7 @@ def record_plan(plan: Plan, speeds: Speeds, folder: Path) -> None:
 def record_peak(folder: Path) -> None:
     """Add the highest resident memory of this process to ``plan.json``, if there is one.
 
-    Raises
-    ------
-    InputError
-        The file is damaged, or the file system refused.
+    Raises InputError if the file is damaged, or the file system refused.
     """
     if not (folder / FILE).exists():
         return

@@ -63,11 +63,8 @@ DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 def texts(source: str) -> Iterator[str]:
     """Yield the texts of one source.
 
-    Raises
-    ------
-    InputError
-        The source is unknown, or this Python installation has neither its topics nor its module
-        files.
+    Raises InputError if the source is unknown, or this Python installation has neither its topics
+    nor its module files.
     """
     if source in TOPICS:
         yield from _topics(TOPICS[source])

@@ -43,10 +43,7 @@ SOURCES: tuple[str, ...] = tuple(MODULES)
 def texts(source: str) -> Iterator[str]:
     """Yield the source files of one source, without their docstrings.
 
-    Raises
-    ------
-    InputError
-        The source is unknown, or this Python installation has no files for it.
+    Raises InputError if the source is unknown, or this Python installation has no files for it.
     """
     if source not in MODULES:
         raise InputError(f"code source: {source!r} is unknown; choose one of {', '.join(SOURCES)}")

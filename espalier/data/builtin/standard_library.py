@@ -12,16 +12,12 @@ from espalier.errors import InputError
 def module_files(names: tuple[str, ...], what: str) -> list[Path]:
     """Return the source files of modules, and of packages without their tests.
 
-    Modules that this Python version lacks are skipped.
+    Modules that this Python version lacks are skipped. Raises InputError if no module has a source
+    file.
 
     Parameters
     ----------
     what : description of the text that needs the files, for errors
-
-    Raises
-    ------
-    InputError
-        No module has a source file.
     """
     files = [file for name in names for file in _files_of(name)]
     if not files:

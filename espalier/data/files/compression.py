@@ -18,14 +18,12 @@ HEAD_BYTES = 512
 class Bytes:
     """Bytes of an open file, read once from the beginning to the end.
 
+    Raises InputError if the file is compressed, and the beginning of the compressed data is
+    damaged.
+
     Parameters
     ----------
     file : the file; it stays open as long as this object is used
-
-    Raises
-    ------
-    InputError
-        The file is compressed, and the beginning of the compressed data is damaged.
     """
 
     def __init__(self, file: BinaryIO) -> None:

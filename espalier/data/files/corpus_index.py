@@ -113,10 +113,7 @@ class Source(Protocol[T]):
     def units(self, row: Row) -> Iterable[Unit[T]]:
         """Return the units of a record.
 
-        Raises
-        ------
-        InputError
-            A field is missing or wrong.
+        Raises InputError if a field is missing or wrong.
         """
 
     def reading(self) -> list[str]:

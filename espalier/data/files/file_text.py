@@ -19,18 +19,14 @@ from espalier.errors import InputError
 class FileText(Sequence[str]):
     """Consecutive parts of a UTF-8 file; joined, they are its text without a byte order mark.
 
-    A part ends where a very long passage would be cut (see ``passages``) and includes the
-    newline or blank at that place, so that a tokenizer can stop there.
+    A part ends where a very long passage would be cut (see ``passages``) and includes the newline
+    or blank at that place, so that a tokenizer can stop there. Raises InputError if the file is
+    missing, is not a regular file, is empty, or is not UTF-8.
 
     Parameters
     ----------
     path : the file
     keys : settings that name the file, for errors
-
-    Raises
-    ------
-    InputError
-        The file is missing, is not a regular file, is empty, or is not UTF-8.
     """
 
     def __init__(self, path: str, keys: str) -> None:

@@ -121,10 +121,7 @@ def _at(
 def text_of_bytes(data: bytes) -> str:
     """Return the text of a passage of a text file.
 
-    Raises
-    ------
-    UnicodeDecodeError
-        The bytes are not UTF-8.
+    Raises UnicodeDecodeError if the bytes are not UTF-8.
     """
     return data.decode().replace("\r\n", "\n").strip("\n").rstrip()
 
@@ -168,10 +165,7 @@ def _between_blank_lines(file: Bytes) -> Iterator[tuple[int, bytes]]:
 def blocks(file: Bytes) -> Iterator[bytes]:
     """Yield the rest of a file in blocks and report progress.
 
-    Raises
-    ------
-    InputError
-        A byte is NUL, which does not occur in text.
+    Raises InputError if a byte is NUL, which does not occur in text.
     """
     share = Share(f"reading {Path(file.name).name}", file.progress()[1])
     while block := file.read(BLOCK_BYTES):
@@ -221,14 +215,12 @@ def no_such_file(file: Path, keys: str) -> EspalierError:
 def opened(path: str, keys: str) -> Iterator[Bytes]:
     """Open a file of UTF-8 text for reading.
 
+    Raises InputError if the file is missing, is not a regular file, or begins like a file of
+    another kind.
+
     Parameters
     ----------
     keys : settings that name the file, for errors
-
-    Raises
-    ------
-    InputError
-        The file is missing, is not a regular file, or begins like a file of another kind.
     """
     file = at_home(path)
     try:

@@ -50,17 +50,14 @@ def open_rows(
 ) -> list[RowFile]:
     """Return the files that a path names, in order of their names.
 
+    Raises InputError if there is no such file, or the files have different formats.
+
     Parameters
     ----------
     path : a file, a folder of files, a folder that ``datasets`` saved, or a pattern with ``*``
     keys : settings that name the path, for errors
     split : split of a saved dataset that has several
     other : reader of files whose ending names no format
-
-    Raises
-    ------
-    InputError
-        There is no such file, or the files have different formats.
     """
     place = at_home(path)
     if place.is_dir() and any((place / name).is_file() for name in SAVED):

@@ -74,15 +74,13 @@ def load_split(
 ) -> Any:
     """Load a split of a dataset.
 
+    Raises InputError if the library is not installed, the dataset cannot be loaded, or it has no
+    such split.
+
     Parameters
     ----------
     called : description of the dataset, for errors
     missing : key and remedy for the error if the dataset has no such split
-
-    Raises
-    ------
-    InputError
-        The library is not installed, the dataset cannot be loaded, or it has no such split.
     """
     datasets = import_library("datasets")
     try:

@@ -104,10 +104,7 @@ def json_object(line: bytes, where: str) -> dict[str, Any]:
 def json_array(data: bytes, path: str) -> list[Any]:
     """Return the array that a JSON file consists of.
 
-    Raises
-    ------
-    InputError
-        The file is not UTF-8, not JSON or not an array.
+    Raises InputError if the file is not UTF-8, not JSON or not an array.
     """
     try:
         found = read_json(data.decode())

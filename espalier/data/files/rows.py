@@ -76,14 +76,12 @@ class RowFile(ABC):
     def rows(self, columns: Sequence[str] = ()) -> Iterator[Row]:
         """Yield all rows in file order, with bounded memory.
 
+        Raises InputError if the file is missing, empty, damaged or not in its format, or has no
+        such column.
+
         Parameters
         ----------
         columns : the only columns that are needed; empty: all
-
-        Raises
-        ------
-        InputError
-            The file is missing, empty, damaged or not in its format, or has no such column.
         """
 
     def at(self, places: Iterable[Place], columns: Sequence[str] = ()) -> Iterator[Mapping]:
@@ -150,11 +148,7 @@ def text_of(row: Row, field: str, label_field: str = "") -> Record:
     """Return the text field of a row, and the label in another one.
 
     Labels can be strings, numbers or truth values. Without a ``label_field`` the label is empty.
-
-    Raises
-    ------
-    InputError
-        A field is missing, the text is not a string, or the label is none.
+    Raises InputError if a field is missing, the text is not a string, or the label is none.
     """
     record = row.record
     remedy = "set data.field or the node's data-field"
@@ -178,14 +172,11 @@ def text_of(row: Row, field: str, label_field: str = "") -> Record:
 def label_of(row: Row, field: str, key: str) -> str:
     """Return a field that labels a row, as text.
 
+    Raises InputError if the field is missing or is not a string, a finite number or a truth value.
+
     Parameters
     ----------
     key : setting that names the field, for errors
-
-    Raises
-    ------
-    InputError
-        The field is missing or is not a string, a finite number or a truth value.
     """
     if field not in row.record:
         raise InputError(

@@ -67,18 +67,14 @@ def encode_pair(encode: Encode, context: str, continuation: str) -> Encoded:
     This is ``_encode_pair`` of lm-evaluation-harness 0.4.13. Blank space at the end of the context
     belongs to the continuation, because tokenizers join it to the next word. The last token always
     belongs to the continuation, even if the two are joined into fewer tokens than the context has
-    without it.
+    without it. Raises InputError if both together have fewer than two tokens, so no token has a
+    context.
 
     Parameters
     ----------
     encode : tokenizer; it can add tokens before a text but not after it
         (``special_tokens.prompt_encoder``), because otherwise the context's length is not the start
         of the continuation
-
-    Raises
-    ------
-    InputError
-        Both together have fewer than two tokens, so no token has a context.
     """
     stem = context.rstrip()
     token_ids = tuple(encode(context + continuation))
@@ -98,15 +94,12 @@ def keep_right(
 ) -> Encoded:
     """Return the last ``max_tokens`` tokens, which include the whole answer.
 
+    Raises InputError if the answer leaves no room for a token of the context.
+
     Parameters
     ----------
     where : position of the item, for errors
     key : setting to raise, for errors
-
-    Raises
-    ------
-    InputError
-        The answer leaves no room for a token of the context.
     """
     if encoded.answer_tokens >= max_tokens:
         raise InputError(
@@ -126,17 +119,13 @@ _MAX_PROBES = 64
 def prompt_encoder(tokenizer: Any, encode: Encode | None = None) -> Encode:
     """Return a function that encodes a text without the tokens that are added at its end.
 
-    Tokens that the tokenizer adds before a text are kept.
+    Tokens that the tokenizer adds before a text are kept. Raises InputError if the added tokens
+    cannot be determined.
 
     Parameters
     ----------
     tokenizer : tokenizer of Hugging Face
     encode : ``encode`` of the same tokenizer with a cache; None: the tokenizer's own
-
-    Raises
-    ------
-    InputError
-        The added tokens cannot be determined.
     """
     whole = encode or tokenizer.encode
     behind = list(added_behind(tokenizer))
@@ -153,10 +142,8 @@ def prompt_encoder(tokenizer: Any, encode: Encode | None = None) -> Encode:
 def added_behind(tokenizer: Any) -> tuple[int, ...]:
     """Return the token ids that a tokenizer adds at the end of every text; empty if there are none.
 
-    Raises
-    ------
-    InputError
-        The tokenizer encodes every text differently with special tokens than without them.
+    Raises InputError if the tokenizer encodes every text differently with special tokens than
+    without them.
     """
     for text in _probes(tokenizer):
         plain, whole = (

@@ -25,12 +25,8 @@ class Fields:
     def text(self, name: str, *, may_be_blank: bool = False) -> str:
         """Return a field that is a string.
 
-        With ``may_be_blank`` a null value counts as an empty string.
-
-        Raises
-        ------
-        InputError
-            The field is missing, not a string, blank, or not Unicode.
+        With ``may_be_blank`` a null value counts as an empty string. Raises InputError if the field
+        is missing, not a string, blank, or not Unicode.
         """
         value = self._value(name)
         if value is None and may_be_blank:
@@ -40,10 +36,8 @@ class Fields:
     def texts(self, name: str) -> tuple[str, ...]:
         """Return a field that is a list of strings.
 
-        Raises
-        ------
-        InputError
-            The list is missing or empty, or an entry is not a string, blank, or not Unicode.
+        Raises InputError if the list is missing or empty, or an entry is not a string, blank, or
+        not Unicode.
         """
         return tuple(self._checked(value, name) for value in self._list(name))
 
@@ -87,12 +81,8 @@ class Fields:
     def place(self, name: str, names: Sequence[str], first: int = 0) -> int:
         """Return the index of a field's value among ``names``.
 
-        The value is one of the names, or its number, counted from ``first``.
-
-        Raises
-        ------
-        InputError
-            The field is missing or is neither, such as -1 in a dataset that hides its labels.
+        The value is one of the names, or its number, counted from ``first``. Raises InputError if
+        the field is missing or is neither, such as -1 in a dataset that hides its labels.
         """
         value = self._value(name)
         if isinstance(value, str) and value.strip() in names:
@@ -115,12 +105,8 @@ class Fields:
         """Return the index of a field's value among labels that somebody listed.
 
         The text of the value is compared first; a truth value has the text ``true`` or ``false``.
-        If no label is a number, a number is an index, counted from 0.
-
-        Raises
-        ------
-        InputError
-            The field is missing, or its value is not a label.
+        If no label is a number, a number is an index, counted from 0. Raises InputError if the
+        field is missing, or its value is not a label.
         """
         value = self._value(name)
         if isinstance(value, float) and value.is_integer():

@@ -25,12 +25,8 @@ class Conversation:
 class Item:
     """Question of a task, as the strings that a language model sees.
 
-    A question with a written answer has this answer as its only option.
-
-    Raises
-    ------
-    ValueError
-        The number of contexts does not match the options, or ``answer`` is not the index of one.
+    A question with a written answer has this answer as its only option. Raises ValueError if the
+    number of contexts does not match the options, or ``answer`` is not the index of one.
     """
 
     contexts: tuple[str, ...]
@@ -150,10 +146,7 @@ def _positions(encoded: Sequence[Encoded | Marked], shape: tuple[int, int]) -> T
 def require_padding(tokenizer: Any) -> None:
     """Refuse a tokenizer that cannot pad the texts of a batch.
 
-    Raises
-    ------
-    InputError
-        The tokenizer has no padding token.
+    Raises InputError if the tokenizer has no padding token.
     """
     if tokenizer.pad_token_id is None:
         raise InputError(

@@ -48,10 +48,7 @@ class ItemSource:
     def item(self, row: Row) -> Item:
         """Return the item of a record.
 
-        Raises
-        ------
-        InputError
-            A field is missing or wrong, or a label is missing or out of range.
+        Raises InputError if a field is missing or wrong, or a label is missing or out of range.
         """
         record: Mapping[str, Any] = row.record
         if self.columns_of:

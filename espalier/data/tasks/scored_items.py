@@ -50,16 +50,12 @@ class ScoredItems:
 def scored_items(task: Task, items: Sequence[Item], encode: Encode, max_tokens: int) -> ScoredItems:
     """Encode items for a language model.
 
-    Contexts that are too long lose their beginning, written answers their end.
+    Contexts that are too long lose their beginning, written answers their end. Raises InputError if
+    an option without its context is already longer than ``max_tokens``.
 
     Parameters
     ----------
     encode : tokenizer that adds no token after a text, see ``special_tokens.prompt_encoder``
-
-    Raises
-    ------
-    InputError
-        An option without its context is already longer than ``max_tokens``.
     """
     whole = [
         [encode_pair(encode, *request) for request in item.requests]
@@ -85,17 +81,13 @@ def cut(
 ) -> Encoded:
     """Shorten a request to ``max_tokens`` tokens.
 
-    The prompt loses its beginning; see ``cut_written`` for written answers.
+    The prompt loses its beginning; see ``cut_written`` for written answers. Raises InputError if
+    one of several options has ``max_tokens`` tokens or more.
 
     Parameters
     ----------
     where : position of the item, for errors
     key : setting to raise, for errors
-
-    Raises
-    ------
-    InputError
-        One of several options has ``max_tokens`` tokens or more.
     """
     if "acc" not in task.metrics:
         return cut_written(encoded, max_tokens)
@@ -119,10 +111,7 @@ def cut_written(encoded: Encoded, max_tokens: int) -> Encoded:
 def class_items(items: Sequence[Item], tokenizer: Any, max_tokens: int) -> ScoredItems:
     """Encode items for an encoder with a classification head.
 
-    Raises
-    ------
-    InputError
-        The tokenizer has no padding token.
+    Raises InputError if the tokenizer has no padding token.
     """
     require_padding(tokenizer)
     given = with_progress(items, "tokenising test items")

@@ -110,7 +110,9 @@ def check_adapter(stream: BlockStream, edits: Edits, target: Path, samples: Tens
 
     Logits are compared, and the updates matrix by matrix, because the updates of a short training
     may be smaller than the tolerance of logits. Merged weights are not rounded to the dtype of the
-    model's files here, because this rounding is not an error of the adapter.
+    model's files here, because this rounding is not an error of the adapter. Raises ExportError if
+    peft cannot load the adapter, it adapts other matrices, or updates or logits differ by more than
+    rounding explains.
 
     Parameters
     ----------
@@ -118,12 +120,6 @@ def check_adapter(stream: BlockStream, edits: Edits, target: Path, samples: Tens
     edits : edits that merge the adapters
     target : directory of the adapter
     samples : (num_sequences, sequence_length), int64, a few sequences of the evaluation text
-
-    Raises
-    ------
-    ExportError
-        peft cannot load the adapter, it adapts other matrices, or updates or logits differ by more
-        than rounding explains.
     """
     computing = stream.computing
     base = reloaded(stream.model.directory, computing.dtype, computing.device)
@@ -156,7 +152,7 @@ def check_encoder_adapter(
 ) -> None:
     """Load adapter and head with plain peft on the base encoder, and compare the logits.
 
-    Both models are float32.
+    Both models are float32. Raises ExportError if logits differ by more than rounding explains.
 
     Parameters
     ----------
@@ -165,11 +161,6 @@ def check_encoder_adapter(
     edits : edits that merge the adapters
     head : tensors of the head by canonical name, such as ``head.dense.weight``, float32
     target : directory of the adapter
-
-    Raises
-    ------
-    ExportError
-        Logits differ by more than rounding explains.
     """
     device = computing.device
     meant = edited_encoder(model, edits, head, device)

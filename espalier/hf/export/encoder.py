@@ -41,7 +41,7 @@ def export_encoder(
     Edited weights have the dtype of the base model's files; the head is float32. The directory is
     written atomically: it appears complete or not at all. Weights are read, edited and written one
     tensor at a time. A pruned encoder has the form ``plain`` if all blocks are alike, otherwise
-    ``compact``, which includes the code that builds the model.
+    ``compact``, which includes the code that builds the model. Raises InputError if writing failed.
 
     Parameters
     ----------
@@ -51,11 +51,6 @@ def export_encoder(
     classes : names of the classes in the head's order, for ``config.json``
     target : directory to write
     card : content of ``README.md``; an empty string writes none
-
-    Raises
-    ------
-    InputError
-        Writing failed.
     """
     skeleton = model.new_skeleton(len(classes))
     name = type(skeleton).__name__
@@ -103,18 +98,15 @@ def check_encoder(
 ) -> None:
     """Reload an exported encoder and compare its logits and tensors with the intended ones.
 
+    Raises ExportError if logits differ by more than rounding in the dtype of the files explains, or
+    a tensor is not the intended one bit for bit.
+
     Parameters
     ----------
     model : the base encoder, or what a structure keeps of it
     edits : changes to its weights
     head : tensors of the head by canonical name, float32
     target : directory of the export
-
-    Raises
-    ------
-    ExportError
-        Logits differ by more than rounding in the dtype of the files explains, or a tensor is not
-        the intended one bit for bit.
     """
     cpu = torch.device("cpu")
     tokens = a_few_tokens(model)

@@ -50,7 +50,7 @@ def export_edited(model: OpenedModel, edits: Edits, target: Path, card: str = ""
     does not say that they are tied.
 
     The directory is written atomically: it appears complete or not at all. Weights are read, edited
-    and written one tensor at a time.
+    and written one tensor at a time. Raises InputError if writing failed.
 
     Parameters
     ----------
@@ -58,11 +58,6 @@ def export_edited(model: OpenedModel, edits: Edits, target: Path, card: str = ""
     edits : changes to its weights
     target : directory to write
     card : content of ``README.md``; an empty string writes none
-
-    Raises
-    ------
-    InputError
-        Writing failed.
     """
     with made_whole(target) as unfinished:
         written = model.checkpoint.as_written
@@ -198,7 +193,9 @@ def require_finite(name: str, value: Tensor) -> None:
 def check_export(stream: BlockStream, edits: Edits, target: Path, samples: Tensor) -> None:
     """Reload an exported model and compare its logits and tensors with the intended ones.
 
-    Plain ``from_pretrained`` loads it, and reads its weights module by module.
+    Plain ``from_pretrained`` loads it, and reads its weights module by module. Raises ExportError
+    if logits differ by more than rounding in the compute dtype explains, or a tensor is not the
+    (edited) dense one.
 
     Parameters
     ----------
@@ -206,12 +203,6 @@ def check_export(stream: BlockStream, edits: Edits, target: Path, samples: Tenso
     edits : changes to its weights
     target : directory of the export
     samples : (num_sequences, sequence_length), int64, a few sequences of the evaluation text
-
-    Raises
-    ------
-    ExportError
-        Logits differ by more than rounding in the compute dtype explains, or a tensor is not the
-        (edited) dense one.
     """
     # Logits first: they also find faults in configuration and code.
     check_logits(stream, edits, target, samples)
@@ -235,12 +226,8 @@ def reloaded(
 ) -> Any:
     """Load a model with plain transformers, and require that no tensor is missing.
 
-    The weights stay in the files. Parameters are those of ``load_plain``.
-
-    Raises
-    ------
-    ExportError
-        A tensor is missing, other than those of an encoder's new classification head.
+    The weights stay in the files. Parameters are those of ``load_plain``. Raises ExportError if a
+    tensor is missing, other than those of an encoder's new classification head.
     """
     model = OpenedModel(directory)
     whole, found = load_plain(model, dtype, device, num_labels)
@@ -259,10 +246,8 @@ def require_close(
 ) -> None:
     """Compare the logits of an exported model with the intended ones, piece by piece.
 
-    Raises
-    ------
-    ExportError
-        They differ by more than rounding in ``dtype`` explains, or are not finite.
+    Raises ExportError if they differ by more than rounding in ``dtype`` explains, or are not
+    finite.
     """
     finite: list[bool] = []
 
@@ -321,10 +306,7 @@ def whole_logits(whole: Any, samples: Tensor) -> Iterator[Tensor]:
 def require_written(target: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Compare tensors, bit for bit, with those of an exported model.
 
-    Raises
-    ------
-    ExportError
-        A tensor is missing or differs.
+    Raises ExportError if a tensor is missing or differs.
     """
     written = Checkpoint(target)
     # Bits, because NaN differs from itself, and -0.0 equals 0.0.

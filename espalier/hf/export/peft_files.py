@@ -32,16 +32,13 @@ Adapted = dict[int, dict[str, Factors]]
 def read_adapter(folder: Path, model: OpenedModel) -> Adapted:
     """Return the factors of a LoRA adapter of a decoder.
 
+    Raises InputError if a file is missing, the adapter trains more than LoRA matrices, such as a
+    classification head, or it adapts other matrices than the base model has.
+
     Parameters
     ----------
     folder : directory with ``adapter_config.json`` and ``adapter_model.safetensors``
     model : the base model of the adapter
-
-    Raises
-    ------
-    InputError
-        A file is missing, the adapter trains more than LoRA matrices, such as a classification
-        head, or it adapts other matrices than the base model has.
     """
     scaling = _scaling(folder / ADAPTER)
     path = folder / WEIGHTS

@@ -43,10 +43,7 @@ class StoredTensor(TensorSpec):
 class Checkpoint:
     """All tensors of a model directory with a single weight file or several shards.
 
-    Raises
-    ------
-    InputError
-        The weight files are missing, damaged or of an unsupported kind.
+    Raises InputError if the weight files are missing, damaged or of an unsupported kind.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -23,10 +23,8 @@ Place = tuple[int, int]
 class ExpertCheckpoint(Checkpoint):
     """Checkpoint with the experts of each block stacked.
 
-    Raises
-    ------
-    InputError
-        A matrix of an expert is missing, or differs from the first expert's in shape or dtype.
+    Raises InputError if a matrix of an expert is missing, or differs from the first expert's in
+    shape or dtype.
     """
 
     def __init__(self, files: Checkpoint, family: Family) -> None:

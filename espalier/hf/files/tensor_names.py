@@ -27,10 +27,7 @@ def with_base_prefix(
 ) -> dict[str, StoredTensor]:
     """Return the tensors under the names of the model with its head, in the same order.
 
-    Raises
-    ------
-    InputError
-        Two tensors would get the same name.
+    Raises InputError if two tensors would get the same name.
     """
     prefix, _, _ = family.blocks.partition(".")
     # First parts of names below the prefix, by which names without it are recognised.

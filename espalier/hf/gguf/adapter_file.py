@@ -17,17 +17,14 @@ DTYPE = "float32"
 def write_adapter(model: OpenedModel, adapted: Adapted, target: Path, name: str) -> str:
     """Write a LoRA adapter in float32, and return the architecture of its base model.
 
+    Raises InputError if llama.cpp has no architecture that computes what the base model does.
+
     Parameters
     ----------
     model : the base model
     adapted : factors of the adapter
     target : path of the file
     name : name of the adapter in the file
-
-    Raises
-    ------
-    InputError
-        llama.cpp has no architecture that computes what the base model does.
     """
     from gguf import GGUFType
 

@@ -100,10 +100,7 @@ class Architecture:
 def architecture_of(model: OpenedModel) -> Architecture:
     """Return the architecture of a model.
 
-    Raises
-    ------
-    InputError
-        llama.cpp has no architecture that computes what the model computes.
+    Raises InputError if llama.cpp has no architecture that computes what the model computes.
     """
     where = f"{model.directory}"
     _require_no_own_code(model, where)

@@ -26,7 +26,9 @@ def write_importance(
 
     Every matrix has ``in_sum2``, (in_features,), and ``counts``, (1,), float32, under the name that
     it has in the model's GGUF file. llama.cpp divides the sums by the count. The order of input
-    channels is that of transformers, because only rows of query and key are reordered.
+    channels is that of transformers, because only rows of query and key are reordered. Raises
+    InputError if llama.cpp has no architecture for the model, or the library ``gguf`` is not
+    installed.
 
     Parameters
     ----------
@@ -36,11 +38,6 @@ def write_importance(
     chunk_size : number of tokens of a calibration sample
     target : path of the file
     datasets : names of the calibration data, in words
-
-    Raises
-    ------
-    InputError
-        llama.cpp has no architecture for the model, or the library ``gguf`` is not installed.
     """
     architecture = architecture_of(model)
     writer = new_writer(target, architecture)

@@ -30,7 +30,9 @@ from espalier.progress import beats
 def write_model(model: OpenedModel, edits: Edits, target: Path, name: str, dtype: str = "") -> str:
     """Write a GGUF file of a model with edited weights, and return its architecture.
 
-    Tensors are read, edited and written one at a time. Vectors are float32.
+    Tensors are read, edited and written one at a time. Vectors are float32. Raises InputError if
+    llama.cpp has no architecture or tokenizer that computes what the model does, or a value is too
+    large for float16.
 
     Parameters
     ----------
@@ -39,12 +41,6 @@ def write_model(model: OpenedModel, edits: Edits, target: Path, name: str, dtype
     target : path of the file
     name : name of the model in the file
     dtype : ``float32``, ``float16`` or ``bfloat16``; empty for that of the model's files
-
-    Raises
-    ------
-    InputError
-        llama.cpp has no architecture or tokenizer that computes what the model does, or a value is
-        too large for float16.
     """
     architecture = architecture_of(model)
     writer = new_writer(target, architecture)
@@ -88,10 +84,7 @@ def write_model(model: OpenedModel, edits: Edits, target: Path, name: str, dtype
 def new_writer(target: Path, architecture: Architecture) -> Any:
     """Return a writer of a GGUF file, whose general keys are not written yet.
 
-    Raises
-    ------
-    InputError
-        The library ``gguf`` is not installed.
+    Raises InputError if the library ``gguf`` is not installed.
     """
     require_gguf()
     from gguf import GGUFWriter

@@ -77,10 +77,7 @@ def reordered(value: "Tensor", heads: int | None) -> "Tensor":
 def in_format(value: "Tensor", name: str, dtype: str) -> NDArray[Any]:
     """Return the values of a tensor in a number format of GGUF; bfloat16 as bytes.
 
-    Raises
-    ------
-    InputError
-        A value is too large for float16.
+    Raises InputError if a value is too large for float16.
     """
     from gguf import GGMLQuantizationType, quantize
 

@@ -29,10 +29,7 @@ OTHER = "convert the tokenizer with convert_hf_to_gguf.py of llama.cpp"
 def add_vocabulary(writer: "GGUFWriter", model: OpenedModel) -> None:
     """Add tokens, merges, special tokens and the chat template of a model to a file.
 
-    Raises
-    ------
-    InputError
-        llama.cpp has no tokenizer that splits texts as the model's does.
+    Raises InputError if llama.cpp has no tokenizer that splits texts as the model's does.
     """
     path = model.directory
     document = _described(model)

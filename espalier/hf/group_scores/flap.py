@@ -78,10 +78,7 @@ def watched_moments(stream: BlockStream, samples: Tensor) -> Iterator[dict[str, 
 def pack_moments(moments: BlockMoments) -> bytes:
     """Serialise the sums and sums of squares of a block's inputs in fixed point, and their number.
 
-    Raises
-    ------
-    InputError
-        If a number is not finite or out of range.
+    Raises InputError if a number is not finite or out of range.
     """
     (tokens,) = {found.count for found in moments.values()}
     words = {}

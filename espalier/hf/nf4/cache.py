@@ -47,19 +47,14 @@ def quantised_linears(
 
     If the model's files hold all matrices in NF4, these are yielded unchanged: nothing is quantised
     or cached, and the files determine whether the scales are quantised. Matrices that were cut,
-    scaled or replaced are not held in NF4.
+    scaled or replaced are not held in NF4. Raises InputError if the folder is not writable, the
+    model's files are damaged, or a matrix has rows that are not a whole number of blocks.
 
     Parameters
     ----------
     model : source of the weights
     device : device of the result
     cache_folder : cache of the node; None quantises every time
-
-    Raises
-    ------
-    InputError
-        The folder is not writable, the model's files are damaged, or a matrix has rows that are not
-        a whole number of blocks.
     """
     require_quantisable(model.plan)
     linears = model.plan.linears

@@ -116,18 +116,14 @@ def stored_parts(shape: tuple[int, int], double_quantisation: bool) -> dict[str,
 class QuantisedCheckpoint(Checkpoint):
     """Files with some matrices in NF4, each of which appears as float32 with its own shape.
 
-    Weights equal the result of bitsandbytes' ``dequantize_4bit`` in float32, bit for bit.
+    Weights equal the result of bitsandbytes' ``dequantize_4bit`` in float32, bit for bit. Raises
+    InputError if a tensor that belongs to a matrix is missing, has another shape or dtype, or is
+    quantised in another way.
 
     Parameters
     ----------
     files : the files as they are
     double_quantisation : True if the scales of all matrices are quantised too
-
-    Raises
-    ------
-    InputError
-        A tensor that belongs to a matrix is missing, has another shape or dtype, or is quantised in
-        another way.
     """
 
     def __init__(self, files: Checkpoint, double_quantisation: bool) -> None:
@@ -311,10 +307,8 @@ class QuantisedCheckpoint(Checkpoint):
 def held_matrix(state: bytes, double_quantisation: bool) -> HeldMatrix:
     """Parse the quantisation state of a matrix.
 
-    Raises
-    ------
-    ValueError
-        The state is not a JSON text, or it describes another quantisation than NF4 in blocks of 64.
+    Raises ValueError if the state is not a JSON text, or it describes another quantisation than NF4
+    in blocks of 64.
     """
     said = read_json(state)
     shape = tuple(said["shape"])

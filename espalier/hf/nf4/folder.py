@@ -47,7 +47,10 @@ def write_quantised(
 
     The directory is written atomically: it appears complete or not at all. Matrices are read in
     pieces, and are quantised and written one at a time. Matrices that the model's files hold in NF4
-    with the same double quantisation are copied unchanged.
+    with the same double quantisation are copied unchanged. Raises InputError if a matrix has rows
+    that are not a whole number of blocks of 64, the shapes of a pruned model cannot be expressed in
+    a plain transformers configuration, the model is an encoder, bitsandbytes is not installed, or
+    writing failed.
 
     Parameters
     ----------
@@ -55,13 +58,6 @@ def write_quantised(
     target : directory to write; an existing one is replaced
     double_quantisation : see ``quantise``
     device : device on which the matrices are quantised
-
-    Raises
-    ------
-    InputError
-        A matrix has rows that are not a whole number of blocks of 64, the shapes of a pruned model
-        cannot be expressed in a plain transformers configuration, the model is an encoder,
-        bitsandbytes is not installed, or writing failed.
     """
     require_quantisable(model.plan)
     config = quantised_config(model, double_quantisation)

@@ -126,12 +126,7 @@ def require_whole_blocks(shape: tuple[int, int], name: str = "a matrix") -> None
 
     A block would continue in the next row. bitsandbytes quantises such a matrix correctly, but on
     CPUs with AVX-512 it computes with the scales of other blocks. Rows could not be cut out of it
-    either. The number of rows is free.
-
-    Raises
-    ------
-    InputError
-        in_features is not a multiple of 64.
+    either. The number of rows is free. Raises InputError if in_features is not a multiple of 64.
     """
     if shape[1] % BLOCK:
         raise InputError(

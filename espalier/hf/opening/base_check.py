@@ -84,17 +84,14 @@ def _overflows(magnitude: float, dtype: torch.dtype) -> bool:
 def require_same_logits(model: OpenedModel, computing: Computing, samples: Tensor) -> None:
     """Refuse a decoder whose block-by-block logits differ from those of plain transformers.
 
+    Raises InputError if transformers loads other tensors or reads another configuration, or logits
+    differ or are not finite.
+
     Parameters
     ----------
     model : model of a directory, from which nothing was cut
     computing : device and dtype
     samples : (num_sequences, sequence_length), int64; their first ``TOKENS`` tokens are compared
-
-    Raises
-    ------
-    InputError
-        transformers loads other tensors or reads another configuration, or logits differ or are not
-        finite.
     """
     # A few tokens fit in memory, and the run directory does not exist yet.
     in_memory = replace(computing, activations_folder=None)
@@ -187,12 +184,8 @@ def _require_finite(stream: BlockStream, activations: Activations, what: str) ->
 def require_same_encoder(model: OpenedModel, computing: Computing, num_labels: int) -> None:
     """Refuse an encoder whose hidden states differ from those of plain transformers.
 
-    The encoder is loaded as for training.
-
-    Raises
-    ------
-    InputError
-        transformers finds other tensors, or hidden states differ or are not finite.
+    The encoder is loaded as for training. Raises InputError if transformers finds other tensors, or
+    hidden states differ or are not finite.
     """
     tokens = a_few_tokens(model).to(computing.device)
     own = load_whole(model, computing, "float32", num_labels=num_labels)

@@ -31,13 +31,9 @@ def described(directory: Path) -> Iterator[Path]:
     """Yield a directory with the configuration and the weights of a model.
 
     If ``directory`` has weights, it is yielded itself. Otherwise a temporary directory with weights
-    of zeros is created.
-
-    Raises
-    ------
-    InputError
-        There are neither weights nor a configuration, or the directory holds a pruned model with
-        block shapes of its own, which the configuration does not describe completely.
+    of zeros is created. Raises InputError if there are neither weights nor a configuration, or the
+    directory holds a pruned model with block shapes of its own, which the configuration does not
+    describe completely.
     """
     # Damaged weights are reported when they are opened; they must not be replaced by holes.
     if any(directory.glob("*.safetensors")) or any(directory.glob("*.bin")):

@@ -163,12 +163,8 @@ class RotatedCheckpoint(Checkpoint):
 class SlicedModel(OpenedModel):
     """Base model with a rotated and sliced residual stream (SliceGPT section 3).
 
-    ``bases`` have ``width`` columns.
-
-    Raises
-    ------
-    InputError
-        The residual stream of the base cannot be rotated.
+    ``bases`` have ``width`` columns. Raises InputError if the residual stream of the base cannot be
+    rotated.
     """
 
     def __init__(self, base: OpenedModel, bases: Bases, width: int) -> None:

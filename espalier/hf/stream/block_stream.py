@@ -185,10 +185,7 @@ class Activations:
 class BlockStream:
     """Causal language model whose blocks are loaded one at a time.
 
-    Raises
-    ------
-    InputError
-        The checkpoint lacks a tensor of the model, or holds it in another shape.
+    Raises InputError if the checkpoint lacks a tensor of the model, or holds it in another shape.
     """
 
     def __init__(self, model: OpenedModel, computing: Computing) -> None:
@@ -272,10 +269,7 @@ class BlockStream:
     def resume(self, samples: Tensor, kept: BinaryIO) -> Activations:
         """Restore the activations of the same samples from bytes of ``Activations.pieces``.
 
-        Raises
-        ------
-        InputError
-            The number of bytes in the file ``kept`` does not match these samples.
+        Raises InputError if the number of bytes in the file ``kept`` does not match these samples.
         """
         # This records the calls. The hidden states are overwritten below.
         activations = self.start(samples)

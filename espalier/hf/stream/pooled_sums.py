@@ -43,10 +43,7 @@ Sums = Mapping[str, Tensor]
 def distinct(block: BlockPlan, found: Mapping[str, InputStatistics]) -> dict[str, Tensor]:
     """Return the sums of each distinct input of a block by its first matrix, float64, on the CPU.
 
-    Raises
-    ------
-    RuntimeError
-        If matrices that should share an input have different ones.
+    Raises RuntimeError if matrices that should share an input have different ones.
     """
     sums: dict[str, Tensor] = {}
     for name, first in shared_inputs(block).items():
@@ -107,10 +104,7 @@ def pack_sums(
 ) -> bytes:
     """Serialise a party's sums of a block in fixed point, with its count.
 
-    Raises
-    ------
-    InputError
-        If a number is not finite or out of range.
+    Raises InputError if a number is not finite or out of range.
     """
     numbers, count = counted(sums, tokens, job)
     # Out of range or NaN would be refused by the server.
@@ -147,12 +141,8 @@ def masks_by_sums(
 ) -> dict[str, Tensor]:
     """Return the prune masks of a block, bool, by canonical linear name.
 
-    Scores have the weights of the model's files.
-
-    Raises
-    ------
-    NotFiniteError
-        A weight is NaN or infinite.
+    Scores have the weights of the model's files. Raises NotFiniteError if a weight is NaN or
+    infinite.
     """
     pruning = LocalPruning(job.metric, job.sparsity, job.local_group)
     first = shared_inputs(block)

@@ -134,12 +134,8 @@ def export_structured(
 
     The directory ``target`` is written atomically: it appears complete or not at all. Tensors are
     read, cut, edited and written one at a time. ``card`` is the content of ``README.md``; an empty
-    string writes none.
-
-    Raises
-    ------
-    InputError
-        The model cannot be written in this form, or writing failed.
+    string writes none. Raises InputError if the model cannot be written in this form, or writing
+    failed.
     """
     # Fail before anything is written.
     require_form(model, form)
@@ -172,12 +168,9 @@ def write_beside(model: OpenedModel, folder: Path, form: Form, config: Mapping[s
 def check_structured(stream: BlockStream, target: Path, samples: Tensor, form: Form) -> None:
     """Reload an exported pruned model and compare its logits and tensors with the intended ones.
 
-    ``samples``, (num_sequences, sequence_length), int64, are a few sequences of text.
-
-    Raises
-    ------
-    ExportError
-        Logits differ by more than rounding in the compute dtype explains, or a tensor differs.
+    ``samples``, (num_sequences, sequence_length), int64, are a few sequences of text. Raises
+    ExportError if logits differ by more than rounding in the compute dtype explains, or a tensor
+    differs.
     """
     if form != "zero-filled":
         check_export(stream, dense, target, samples)

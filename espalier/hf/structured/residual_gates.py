@@ -77,13 +77,9 @@ class ResidualGates:
     def target(self, share: float, scope: Scope) -> int:
         """Return the number of weights of the blocks' matrices that may stay.
 
-        ``share`` is the pruning ratio, and ``scope`` the parameters to which it refers.
-
-        Raises
-        ------
-        InputError
-            More weights must stay: the parameters outside the blocks' matrices, or one dimension of
-            each gate.
+        ``share`` is the pruning ratio, and ``scope`` the parameters to which it refers. Raises
+        InputError if more weights must stay: the parameters outside the blocks' matrices, or one
+        dimension of each gate.
         """
         # Parameters outside the blocks' matrices are not pruned.
         fixed = self.plan.num_parameters - self.total if scope == "model" else 0
@@ -168,12 +164,8 @@ class Routing:
     """Hooks in a whole model, with or without adapters; while ``gates`` is None they do nothing.
 
     A backward pass that recomputes activations needs the gates of its forward pass. Training code
-    must therefore set ``gates`` and keep them until the backward pass has finished.
-
-    Raises
-    ------
-    InputError
-        The blocks of the family have another structure.
+    must therefore set ``gates`` and keep them until the backward pass has finished. Raises
+    InputError if the blocks of the family have another structure.
     """
 
     def __init__(

@@ -53,6 +53,8 @@ def lowest(
 ) -> Cut:
     """Choose the groups with the lowest scores for removal.
 
+    Raises InputError if a score is NaN, for example because a weight of the model is NaN.
+
     Parameters
     ----------
     scores : (groups,), float64, on the CPU; those of blocks that lose no groups are not used
@@ -60,11 +62,6 @@ def lowest(
         one group in each competition; see ``Groups.reachable``
     gone : groups that were removed before. They stay removed regardless of their scores, and count
         towards ``share``, so that a growing share removes growing sets (FedSpine section 4.2)
-
-    Raises
-    ------
-    InputError
-        A score is NaN, for example because a weight of the model is NaN.
     """
     if torch.isnan(scores).any():
         raise InputError(

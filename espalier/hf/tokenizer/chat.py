@@ -41,7 +41,8 @@ def encode_chat(
 
     It is one sequence, unless the template renders an assistant message otherwise when further
     messages follow it, as those that leave out earlier reasoning do. Then each assistant message
-    ends a sequence of its own, as it does when a model writes it.
+    ends a sequence of its own, as it does when a model writes it. Raises InputError if the template
+    refuses the conversation or does not render its assistant messages.
 
     Parameters
     ----------
@@ -49,11 +50,6 @@ def encode_chat(
     messages : role and content of each message
     first : index of the first message that may have a loss
     template : Jinja template; None: the tokenizer's own
-
-    Raises
-    ------
-    InputError
-        The template refuses the conversation or does not render its assistant messages.
     """
     if remote := getattr(tokenizer, "encode_chat", None):
         found: list[ChatTokens] = remote(messages, first, template)

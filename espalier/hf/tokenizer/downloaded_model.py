@@ -229,10 +229,7 @@ class ProcessTokenizer:
     def _ask(self, request: dict[str, Any], max_tokens: int) -> dict[str, Any]:
         """Send a request and return the answer, which is about ``max_tokens`` tokens at most.
 
-        Raises
-        ------
-        InputError
-            The process ended, could not answer the request, or returned too much.
+        Raises InputError if the process ended, could not answer the request, or returned too much.
         """
         # A limit on the answer, so that the process cannot fill this one's memory.
         most = min(MAX_ANSWER + BYTES_PER_TOKEN * max_tokens, MAX_CHARACTERS)

@@ -51,10 +51,7 @@ def limit_memory() -> None:
 def load(directory: Path) -> Any:
     """Load the tokenizer of a directory, and check its components before and after.
 
-    Raises
-    ------
-    InputError
-        A component is not allowed.
+    Raises InputError if a component is not allowed.
     """
     from transformers import AutoTokenizer
 

@@ -175,12 +175,8 @@ def require_known_parts(document: Any, where: str) -> None:
 def require_known_tokenizer(directory: Path) -> None:
     """Refuse a model directory whose ``tokenizer.json`` has components that are not allowed.
 
-    A directory without this file passes.
-
-    Raises
-    ------
-    InputError
-        The file is not JSON, or see ``require_known_parts``.
+    A directory without this file passes. Raises InputError if the file is not JSON, or see
+    ``require_known_parts``.
     """
     path = directory / "tokenizer.json"
     if not path.exists():

@@ -24,10 +24,7 @@ Names = Mapping[str, Iterable[str]]
 def stored_values(model: OpenedModel, names: Names) -> dict[str, dict[str, Tensor]]:
     """Return the values in the model's files: float32, on the CPU, by blob key and canonical name.
 
-    Raises
-    ------
-    InputError
-        The model's files do not hold the tensor, or it cannot be read.
+    Raises InputError if the model's files do not hold the tensor, or it cannot be read.
     """
     cpu = torch.device("cpu")
     return {
@@ -45,11 +42,7 @@ def trained_whole(
     """Make tensors of a model trainable and return their float32 parameters, by key and name.
 
     Call it before adapters are inserted. A head is trained as it is, because it is float32 already.
-
-    Raises
-    ------
-    InputError
-        The model has no such tensor, or holds it in NF4.
+    Raises InputError if the model has no such tensor, or holds it in NF4.
     """
     return {
         key: {name: _trainable(model, whole, key, name) for name in names[key]} for key in names

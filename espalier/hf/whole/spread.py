@@ -15,7 +15,8 @@ def placement(
 ) -> dict[str, int]:
     """Return the number of a device for each part of a model, in the order of the forward pass.
 
-    Every device gets about the same number of bytes. Blocks are not divided.
+    Every device gets about the same number of bytes. Blocks are not divided. Raises InputError if
+    the model does not fit.
 
     Parameters
     ----------
@@ -28,11 +29,6 @@ def placement(
     -------
     dict
         Device by path of a module; ``""`` is the whole model
-
-    Raises
-    ------
-    InputError
-        The model does not fit.
     """
     from accelerate import infer_auto_device_map
     from accelerate.utils import CustomDtype, compute_module_sizes

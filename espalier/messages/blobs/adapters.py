@@ -32,6 +32,8 @@ def pack_adapters(
 ) -> tuple[bytes, dict[str, Tensor]]:
     """Serialize the adapter tensors of one blob.
 
+    Raises ProtocolError if a number is not finite, or has no finite code.
+
     Parameters
     ----------
     tensors : values or differences, float32, by canonical name
@@ -46,11 +48,6 @@ def pack_adapters(
     lost : dict of str to Tensor
         Rounding error of each tensor, float32, by canonical name. Empty for ``float32``, which is
         lossless.
-
-    Raises
-    ------
-    ProtocolError
-        If a number is not finite, or has no finite code.
     """
     packed = {}
     lost = {}
@@ -79,10 +76,8 @@ def unpack_adapters(
 ) -> dict[str, Tensor]:
     """Read a blob whose tensors match ``payload_specs``: float32, by canonical name.
 
-    Raises
-    ------
-    ProtocolError
-        If a number is not finite, NF4 codes are damaged, or a tensor has another shape.
+    Raises ProtocolError if a number is not finite, NF4 codes are damaged, or a tensor has another
+    shape.
     """
     found = load(blob)
     return {
@@ -96,16 +91,14 @@ def read_adapter(
 ) -> Tensor:
     """Read one adapter tensor from its blob and return it in float32.
 
+    Raises ProtocolError if a number is not finite, NF4 codes are damaged, or the tensor has another
+    shape.
+
     Parameters
     ----------
     read : function that returns a stored tensor by its name in the blob
     name : canonical name of the adapter tensor
     shape : shape of the adapter tensor
-
-    Raises
-    ------
-    ProtocolError
-        If a number is not finite, NF4 codes are damaged, or the tensor has another shape.
     """
     try:
         if wire_dtype == "nf4":
@@ -156,15 +149,12 @@ def read_layer(
 ) -> dict[str, Tensor]:
     """Read the layer that the server sent: float32, by canonical name.
 
+    Raises ProtocolError if a blob is damaged, or if a number is not finite.
+
     Parameters
     ----------
     blobs : blob of each tensor by canonical name
     first : layer at the beginning of the run. Rounded wire dtypes carry differences from it.
-
-    Raises
-    ------
-    ProtocolError
-        If a blob is damaged, or if a number is not finite.
     """
     found: dict[str, Tensor] = {}
     for name, value in first.items():

@@ -146,11 +146,8 @@ class SomeOfEachKindStays:
     def __call__(self, key: str, blob: bytes) -> None:
         """Check the blob of one block.
 
-        Raises
-        ------
-        ProtocolError
-            If all groups of a kind are cut, bits are set after the last group, a bias is not
-            finite, or a scale exceeds ``MAX_SCALE``.
+        Raises ProtocolError if all groups of a kind are cut, bits are set after the last group, a
+        bias is not finite, or a scale exceeds ``MAX_SCALE``.
         """
         tensors = views(blob)
         for kind in GROUP_KINDS:
@@ -183,10 +180,7 @@ def delivery_of_cuts(
 ) -> Contract:
     """Return the contract of a ``deliver`` that pushes a part of the cut for evaluation.
 
-    Raises
-    ------
-    ProtocolError
-        If this run pushes no result, or if there is no such part.
+    Raises ProtocolError if this run pushes no result, or if there is no such part.
     """
     require_result_wanted(run)
     plan = plan_of()
@@ -212,11 +206,8 @@ def pack_bits(cut: Cut) -> bytes:
 def read_bits(groups: Groups, blob: bytes) -> Cut:
     """Read a cut from a blob.
 
-    Raises
-    ------
-    ProtocolError
-        If the blob is not a bit vector of this model, or if it cuts all groups or all channels of a
-        block.
+    Raises ProtocolError if the blob is not a bit vector of this model, or if it cuts all groups or
+    all channels of a block.
     """
     if tensor_specs(blob) != bit_specs(groups):
         raise ProtocolError(
@@ -240,7 +231,8 @@ def require_step(groups: Groups, before: Cut, after: Cut, share: float, job: Cut
 
     The cut may also be unchanged, since a client that lost its importance scores cuts nothing. With
     ``channel-multiple`` the number of remaining channels of each block is a multiple, so the cut
-    may miss the ratio by up to ``channel-multiple - 1`` channels in each block.
+    may miss the ratio by up to ``channel-multiple - 1`` channels in each block. Raises
+    ProtocolError if a cut group came back, or if the cut is too small or too large.
 
     Parameters
     ----------
@@ -248,11 +240,6 @@ def require_step(groups: Groups, before: Cut, after: Cut, share: float, job: Cut
     after : cut after the round
     share : requested pruning ratio
     job : settings of the cut
-
-    Raises
-    ------
-    ProtocolError
-        If a cut group came back, or if the cut is too small or too large.
     """
     # Cuts are final: adapters of removed rows do not exist any more.
     if (before & ~after).any():

@@ -58,17 +58,14 @@ def require_exact_sparsity(
 ) -> None:
     """Check that a mask has exactly the sparsity of the settings in each comparison group.
 
+    Raises ProtocolError if the sparsity differs, or if bits are set after the last weight.
+
     Parameters
     ----------
     key : key of the blob, for errors
     words : packed mask: 1 = pruned
     sparsity : fraction of the weights that are pruned
     group : comparison group: "layer", "row" or a pattern such as "2:4"
-
-    Raises
-    ------
-    ProtocolError
-        If the sparsity differs, or if bits are set after the last weight.
     """
     # The number of pruned weights is fixed, so a client cannot weight its vote by pruning more.
     expected = pruned_in_matrix(linear.shape, sparsity, group)
@@ -119,11 +116,8 @@ def kept_specs(block: BlockPlan, num_kept: Mapping[str, int]) -> dict[str, Tenso
 def require_kept(block: BlockPlan, key: str, blob: bytes) -> dict[str, Words]:
     """Check a pruned block whose tensors match ``kept_specs`` and return its packed masks.
 
-    Raises
-    ------
-    ProtocolError
-        If a mask keeps more or fewer weights than are sent, has bits set after the last weight, or
-        a kept weight is not finite.
+    Raises ProtocolError if a mask keeps more or fewer weights than are sent, has bits set after the
+    last weight, or a kept weight is not finite.
     """
     tensors = views(blob)
     masks = {}

@@ -94,10 +94,7 @@ class Manifest(Fields):
     def require_sound(self) -> None:
         """Check that the values are consistent and that every file has a permitted name.
 
-        Raises
-        ------
-        ProtocolError
-            If a check fails, or if a file without weights is too large.
+        Raises ProtocolError if a check fails, or if a file without weights is too large.
         """
         # Three lists must describe the same files.
         if not len(self.names) == len(self.sizes) == len(self.file_sha256) <= MAX_FILES:
@@ -154,10 +151,7 @@ def piece_specs(piece: Piece) -> dict[str, dict[str, TensorSpec]]:
 def require_pieces(lacking: Sequence[int], offered: int) -> None:
     """Check the answer to an offer.
 
-    Raises
-    ------
-    ProtocolError
-        If the numbers of pieces are not ascending or not below ``offered``.
+    Raises ProtocolError if the numbers of pieces are not ascending or not below ``offered``.
     """
     if list(lacking) != sorted(set(lacking)) or (lacking and lacking[-1] >= offered):
         raise ProtocolError(f"Lacking: pieces must be ascending and below {offered}")

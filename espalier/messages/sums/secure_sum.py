@@ -229,10 +229,7 @@ def _with(fields: type[Fields], more: type[Fields]) -> type[Fields]:
 def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of one of the four exchanges.
 
-    Raises
-    ------
-    ProtocolError
-        If the run has no secure sums, or the message has no such part.
+    Raises ProtocolError if the run has no secure sums, or the message has no such part.
     """
     header = request.header
     if not run.federation.secure_sum:

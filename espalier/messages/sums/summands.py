@@ -70,10 +70,7 @@ def bits_for(most: int) -> int:
 def pack(numbers: Numbers, spec: SumSpec) -> Words:
     """Return numbers, each taken modulo ``2^bits``, as words.
 
-    Raises
-    ------
-    ValueError
-        If the shape is not ``(length,)``, or ``(2, length)`` with 128 bits.
+    Raises ValueError if the shape is not ``(length,)``, or ``(2, length)`` with 128 bits.
     """
     wide = spec.bits == WIDE_BITS
     if numbers.shape != ((2, spec.length) if wide else (spec.length,)):
@@ -102,10 +99,7 @@ def pack(numbers: Numbers, spec: SumSpec) -> Words:
 def unpack(words: Words, spec: SumSpec) -> Numbers:
     """Invert ``pack``: return numbers below ``2^bits``.
 
-    Raises
-    ------
-    ValueError
-        If the number of words is not that of ``spec``.
+    Raises ValueError if the number of words is not that of ``spec``.
     """
     _require_length(words, spec)
     if spec.bits == WIDE_BITS:

@@ -286,10 +286,7 @@ def summands(server_round: int, plan: ModelPlan, run: RunSettings) -> SumSpecs:
 def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part.
 
-    Raises
-    ------
-    ProtocolError
-        If layers are not ascending or do not exist, or if there is no such part.
+    Raises ProtocolError if layers are not ascending or do not exist, or if there is no such part.
     """
     header = request.header
     settings = run.of(FedSpaLLMSettings)
@@ -369,10 +366,8 @@ def update_specs(plan: ModelPlan, update: Update) -> dict[str, Mapping[str, Tens
 def delivery(request: MessageBody, plan_of: PlanOf, settings: RunSettings) -> Contract:
     """Return the contract of a ``deliver`` message, which pushes stale layers of the global model.
 
-    Raises
-    ------
-    ProtocolError
-        If layers are not ascending or do not exist, or if versions or counts do not fit them.
+    Raises ProtocolError if layers are not ascending or do not exist, or if versions or counts do
+    not fit them.
     """
     update = validate(Update, request.fields)
     plan = plan_of()

@@ -94,11 +94,8 @@ def most_tokens(run: RunSettings) -> int:
 def possible(key: str, blob: bytes, most: int) -> None:
     """Check that sums can come from the inputs of a model over at most ``most`` tokens.
 
-    Raises
-    ------
-    ProtocolError
-        If the number of tokens or a number is out of range, or if the square of a sum is larger
-        than sums of squares allow (Cauchy-Schwarz).
+    Raises ProtocolError if the number of tokens or a number is out of range, or if the square of a
+    sum is larger than sums of squares allow (Cauchy-Schwarz).
     """
     tensors = views(blob)
     if not 1 <= (tokens := int(tensors[COUNT][0])) <= most:

@@ -173,12 +173,7 @@ def require_factor(key: str, factor: NDArray[np.float32], scores: NDArray[np.flo
     """Check that a factor is finite and that its squares do not exceed the scores.
 
     A score is the sum of the squares of a column. The limit on a client's scores therefore also
-    limits its factor.
-
-    Raises
-    ------
-    ProtocolError
-        If the check fails.
+    limits its factor. Raises ProtocolError if the check fails.
     """
     most = float(scores.sum(dtype=np.float64)) * (1 + ROUNDING) + TINY
     if not (np.isfinite(factor).all() and np.square(factor, dtype=np.float64).sum() <= most):
@@ -270,10 +265,7 @@ def require_sendable(plan: ModelPlan, job: LlmPrunerSettings) -> None:
 def require_equations(key: str, blob: bytes) -> None:
     """Check that normal equations can come from real outputs.
 
-    Raises
-    ------
-    ProtocolError
-        If a number is not finite, or if the numbers cannot be inner products.
+    Raises ProtocolError if a number is not finite, or if the numbers cannot be inner products.
     """
     tensors = views(blob)
     aims = tensors[AIMS]
@@ -298,10 +290,7 @@ def score_name(kind: str) -> str:
 def cut_blocks(plan: ModelPlan, job: LlmPrunerSettings) -> range:
     """Return the numbers of the blocks that may be cut.
 
-    Raises
-    ------
-    ProtocolError
-        If the settings spare all blocks.
+    Raises ProtocolError if the settings spare all blocks.
     """
     blocks = range(job.spare_first, len(plan.blocks) - job.spare_last)
     if not blocks:
@@ -348,15 +337,13 @@ def summands(server_round: int, plan: ModelPlan, run: RunSettings) -> SumSpecs:
 def possible(key: str, blob: bytes, lowest: float, rearranged: tuple[str, ...] = ()) -> None:
     """Check the scores and factors of one block.
 
+    Raises ProtocolError if a score is not finite or below ``lowest``, or if a factor contradicts
+    the scores.
+
     Parameters
     ----------
     lowest : minimum of a score
     rearranged : kinds with a factor
-
-    Raises
-    ------
-    ProtocolError
-        If a score is not finite or below ``lowest``, or if a factor contradicts the scores.
     """
     tensors = views(blob)
     for kind in GROUP_KINDS:

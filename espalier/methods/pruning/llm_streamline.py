@@ -133,10 +133,7 @@ class LlmStreamlineSettings(SmallerSettings):
     def fewer_blocks(self, num_blocks: int) -> int:
         """Return by how many blocks the model becomes shorter.
 
-        Raises
-        ------
-        InputError
-            No block would be left.
+        Raises InputError if no block would be left.
         """
         # The small constant absorbs rounding errors of the product.
         fewer = math.ceil(self.pruning_ratio * num_blocks - 1e-9)
@@ -246,10 +243,7 @@ def layer_parts(plan: ModelPlan, run: RunSettings, start: int) -> list[list[str]
 def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part.
 
-    Raises
-    ------
-    ProtocolError
-        If the start or the part does not exist.
+    Raises ProtocolError if the start or the part does not exist.
     """
     plan = plan_of()
     if request.header.server_round == 1:
@@ -338,12 +332,8 @@ def largest_orders(
 def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``deliver``, which pushes a part of the layer.
 
-    If no layer is trained, it pushes only the number of the first block that is removed.
-
-    Raises
-    ------
-    ProtocolError
-        If the start or the part does not exist, or if nothing is pushed in this round.
+    If no layer is trained, it pushes only the number of the first block that is removed. Raises
+    ProtocolError if the start or the part does not exist, or if nothing is pushed in this round.
     """
     order = validate(Replace, request.fields)
     plan = plan_of()

@@ -152,12 +152,8 @@ def summands(server_round: int, plan: ModelPlan, run: RunSettings) -> SumSpecs:
 def require_possible(key: str, blob: bytes, max_count: int, signed: bool = False) -> None:
     """Check that sums can be one client's: bits, sign, range, and the count.
 
-    Noise makes sums ``signed``.
-
-    Raises
-    ------
-    ProtocolError
-        If a number is negative, or beyond what one client may send.
+    Noise makes sums ``signed``. Raises ProtocolError if a number is negative, or beyond what one
+    client may send.
     """
     for name, words in views(blob).items():
         if name == COUNT:

@@ -104,10 +104,7 @@ class SliceGptSettings(PublicTextSettings):
     def width(self, dense: int) -> int:
         """Return the width of the residual stream after slicing.
 
-        Raises
-        ------
-        InputError
-            No dimension would be left.
+        Raises InputError if no dimension would be left.
         """
         # The small constant absorbs rounding errors of the product.
         kept = math.floor((1 - self.width_pruning_ratio) * dense + 1e-9)
@@ -193,12 +190,8 @@ def possible(key: str, blob: bytes, width: int) -> None:
     """Check that second moments can come from signals after an RMS norm.
 
     The squares of a signal sum to at most the width, and so does the diagonal of their mean. An
-    entry for two dimensions cannot exceed the geometric mean of their diagonal entries.
-
-    Raises
-    ------
-    ProtocolError
-        If the check fails, or if a number is not finite.
+    entry for two dimensions cannot exceed the geometric mean of their diagonal entries. Raises
+    ProtocolError if the check fails, or if a number is not finite.
     """
     triangle = views(blob)[MOMENTS]
     if are_inner_products(triangle, width, ROUNDING**3) and diagonal_of(

@@ -132,10 +132,7 @@ class FedSodaSettings(AdapterAveraging, PublicTextSettings):
     def emulator_of(self, num_blocks: int) -> range:
         """Return the emulator's blocks in a model, full or smaller, with ``num_blocks`` blocks.
 
-        Raises
-        ------
-        InputError
-            No block is left for the emulator.
+        Raises InputError if no block is left for the emulator.
         """
         blocks = range(self.first_layers, num_blocks - self.adapter_layers)
         if not blocks:
@@ -208,10 +205,8 @@ class EmulatorPart(Fields):
 def emulator_adapters(plan: ModelPlan, run: RunSettings, blocks: list[int]) -> AdapterPlan:
     """Return the LoRA adapters of some blocks of the emulator.
 
-    Raises
-    ------
-    ProtocolError
-        If the blocks are not ascending, or if a block does not belong to the emulator.
+    Raises ProtocolError if the blocks are not ascending, or if a block does not belong to the
+    emulator.
     """
     emulator = run.of(FedSodaSettings).emulator_of(len(plan.blocks))
     if blocks != sorted(set(blocks)) or blocks[0] < emulator[0] or blocks[-1] > emulator[-1]:
@@ -230,12 +225,8 @@ def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     """Return the contract of a ``deliver`` message, which the field ``what`` selects.
 
     It is an offer of the sub-model, a piece of it, a part of its emulator's LoRA, or a part of the
-    adapter's LoRA.
-
-    Raises
-    ------
-    ProtocolError
-        If there is no such part, or if nothing of the kind is pushed in this round.
+    adapter's LoRA. Raises ProtocolError if there is no such part, or if nothing of the kind is
+    pushed in this round.
     """
     what = request.fields.get("what")
     header = request.header

@@ -376,10 +376,7 @@ def trained(
 def _smaller(plan: ModelPlan, structure: bytes) -> ModelPlan:
     """Return the plan of the cut model.
 
-    Raises
-    ------
-    ProtocolError
-        If the blob is not a valid cut.
+    Raises ProtocolError if the blob is not a valid cut.
     """
     groups = Groups.of(plan)
     return structured_plan(plan, groups.structure(read_bits(groups, structure)))

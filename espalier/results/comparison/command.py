@@ -35,10 +35,7 @@ LONGEST = 60
 def require_places(files: Sequence[str]) -> list[Path]:
     """Return the files to write.
 
-    Raises
-    ------
-    InputError
-        An ending is unknown, or a directory does not exist.
+    Raises InputError if an ending is unknown, or a directory does not exist.
     """
     paths = []
     for name in files:
@@ -54,10 +51,7 @@ def require_places(files: Sequence[str]) -> list[Path]:
 def file_content(path: Path, comparison: Comparison, plot: Plot | None) -> bytes:
     """Return the content of a file of the comparison, in the format of its ending.
 
-    Raises
-    ------
-    InputError
-        A plot is asked for, and fewer than two runs have both of its values.
+    Raises InputError if a plot is asked for, and fewer than two runs have both of its values.
     """
     if path.suffix == ".csv":
         return csv_text(comparison).encode()

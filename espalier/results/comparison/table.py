@@ -138,10 +138,7 @@ def notes(comparison: Comparison) -> list[str]:
 def plot_of(comparison: Comparison, metric: str, against: str) -> Plot | None:
     """Return the plot of one measure against a cost; None if fewer than two runs have both values.
 
-    Raises
-    ------
-    InputError
-        No run has this measure.
+    Raises InputError if no run has this measure.
     """
     quality = comparison.quality(metric)
     axis = comparison.axis(against)

@@ -25,10 +25,8 @@ class Upload:
     def take(self, source: Source, *, as_adapter: bool, license_name: str) -> None:
         """Check what is uploaded, and find its licence.
 
-        Raises
-        ------
-        InputError
-            The licence of the base model is not known, or an adapter names a local base model.
+        Raises InputError if the licence of the base model is not known, or an adapter names a local
+        base model.
         """
         base = base_on_hub(source)
         if as_adapter:
@@ -44,10 +42,8 @@ class Upload:
 def prepared(repository: str) -> Upload:
     """Return an upload, after checking that one is possible.
 
-    Raises
-    ------
-    InputError
-        No repository is named, the hub's library is offline, or no account is known.
+    Raises InputError if no repository is named, the hub's library is offline, or no account is
+    known.
     """
     from huggingface_hub import constants, get_token
 
@@ -99,10 +95,7 @@ def _licence_of(source: Source, base: str, token: str) -> str:
 def push(upload: Upload, folder: Path, *, private: bool) -> str:
     """Create the repository if it is missing, upload a folder, and return its address.
 
-    Raises
-    ------
-    InputError
-        The hub refuses, or cannot be reached.
+    Raises InputError if the hub refuses, or cannot be reached.
     """
     from huggingface_hub import HfApi
 

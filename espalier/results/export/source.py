@@ -35,10 +35,7 @@ class Source:
     def adapted(self) -> Adapted:
         """Factors of the adapter, by block and matrix.
 
-        Raises
-        ------
-        InputError
-            The adapter trains more than LoRA matrices.
+        Raises InputError if the adapter trains more than LoRA matrices.
         """
         return read_adapter(self.folder, self.model)
 

@@ -61,10 +61,7 @@ class SiteLog:
 def site_logs(run: FinishedRun) -> list[SiteLog]:
     """Return the egress logs in the run directory, which only a simulation has.
 
-    Raises
-    ------
-    InputError
-        A log cannot be read.
+    Raises InputError if a log cannot be read.
     """
     return [_site_log(path) for path in sorted((run.path / FOLDER).glob("*.jsonl"))]
 

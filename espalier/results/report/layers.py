@@ -59,10 +59,7 @@ class Layers:
 def layers_of(run: FinishedRun) -> Layers:
     """Return what a run left of each layer; nothing for a run without a result.
 
-    Raises
-    ------
-    InputError
-        A file of the result is damaged.
+    Raises InputError if a file of the result is damaged.
     """
     layers = Layers(notes=list(_notes(run.summary.get("report") or {})))
     if (run.path / MASKS).exists():

@@ -64,10 +64,7 @@ class SizeRow:
 def write_report(run: FinishedRun, path: Path) -> None:
     """Write the report of a run as one file.
 
-    Raises
-    ------
-    InputError
-        A file of the run is damaged, or ``path`` cannot be written.
+    Raises InputError if a file of the run is damaged, or ``path`` cannot be written.
     """
     write_bytes(path, report_page(run).encode())
 

@@ -32,14 +32,11 @@ QUIT = "/quit"
 def conversations(document: Mapping[str, Any]) -> list[Conversation]:
     """Load the models of a request and return a conversation with each, the base model first.
 
+    Raises InputError if there is no such model, it cannot be loaded, or it writes no text.
+
     Parameters
     ----------
     document : as for ``main``
-
-    Raises
-    ------
-    InputError
-        There is no such model, it cannot be loaded, or it writes no text.
     """
     run = open_run(document["run"])
     base = document["base"]

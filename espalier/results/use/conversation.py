@@ -37,17 +37,14 @@ class Answering:
 class Conversation:
     """Turns of a user and a model.
 
+    Raises InputError if there is a system message, but no chat template.
+
     Parameters
     ----------
     name : name of the model in the display
     model : causal language model of transformers or PEFT
     tokenizer : its tokenizer
     answering : how answers are made
-
-    Raises
-    ------
-    InputError
-        There is a system message, but no chat template.
     """
 
     name: str
@@ -69,7 +66,8 @@ class Conversation:
     def answer(self, text: str, write: Callable[[str], None]) -> int:
         """Answer a text, and remember both.
 
-        An interrupt ends the answer, of which what was written is remembered.
+        An interrupt ends the answer, of which what was written is remembered. Raises InputError if
+        the text alone is too long for the model.
 
         Parameters
         ----------
@@ -79,11 +77,6 @@ class Conversation:
         Returns
         -------
         Number of oldest turns that were forgotten because the model reads no longer text.
-
-        Raises
-        ------
-        InputError
-            The text alone is too long for the model.
         """
         prompt, forgotten = self._fitting(text)
         del self.turns[:forgotten]

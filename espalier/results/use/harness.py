@@ -63,6 +63,8 @@ def require_harness() -> None:
 def load_tasks(question: Question, folder: Path) -> tuple[Any, list[str | Json]]:
     """Load all tasks with their data, before any model is loaded.
 
+    Raises InputError if the harness does not know a task, or the data of a task cannot be read.
+
     Returns
     -------
     Task manager of the harness, and what it loads the tasks from: names and definitions.
@@ -70,11 +72,6 @@ def load_tasks(question: Question, folder: Path) -> tuple[Any, list[str | Json]]
     Parameters
     ----------
     folder : folder for converted records
-
-    Raises
-    ------
-    InputError
-        The harness does not know a task, or the data of a task cannot be read.
     """
     for path in question.include:
         if not at_home(path).is_dir():
@@ -170,11 +167,8 @@ def evaluate(
 ) -> list[Score]:
     """Return the scores of all models, and store them in the run directory.
 
-    Raises
-    ------
-    InputError
-        The harness is not installed, a task is unknown, its data cannot be read, or a model cannot
-        be loaded.
+    Raises InputError if the harness is not installed, a task is unknown, its data cannot be read,
+    or a model cannot be loaded.
     """
     require_harness()
     for source in sources:

@@ -49,17 +49,14 @@ IN_THE_HUBS_FORM: dict[str, Callable[[Json], Json]] = {
 def with_local_data(task: Json, name: str, file: Path, folder: Path) -> Json:
     """Return a task definition of the harness that reads a local file and no hub.
 
+    Raises InputError if the file cannot be read, or a record lacks a field.
+
     Parameters
     ----------
     task : the definition, as its YAML file has it
     name : the harness's name of the task
     file : JSON Lines, one record per item
     folder : folder for the converted records and the cache of datasets
-
-    Raises
-    ------
-    InputError
-        The file cannot be read, or a record lacks a field.
     """
     converted = folder / f"{name}.jsonl"
     convert = IN_THE_HUBS_FORM.get(name, dict)

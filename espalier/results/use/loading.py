@@ -21,10 +21,7 @@ HEADS = ("classifier.weight", "out_proj.weight")
 def device_named(name: str) -> "torch.device":
     """Return a device: ``cpu``, ``cuda``, or with ``auto`` CUDA if there is a device.
 
-    Raises
-    ------
-    InputError
-        There is no such device.
+    Raises InputError if there is no such device.
     """
     import torch
 
@@ -39,16 +36,12 @@ def device_named(name: str) -> "torch.device":
 def load_model(source: Source, device: str = "auto") -> "PreTrainedModel | PeftModel":
     """Load a model in the number format of its files, for inference.
 
-    The classes of pruned models come from this program, so no code of a directory runs.
+    The classes of pruned models come from this program, so no code of a directory runs. Raises
+    InputError if the device does not exist, or the files cannot be loaded.
 
     Returns
     -------
     Model of transformers; a PeftModel if the source has an adapter.
-
-    Raises
-    ------
-    InputError
-        The device does not exist, or the files cannot be loaded.
     """
     place = device_named(device)
     try:
@@ -92,10 +85,7 @@ def loader_of(source: Source, dtype: str = "auto") -> "Callable[[], PreTrainedMo
 def load_source_tokenizer(source: Source) -> "PreTrainedTokenizerBase":
     """Load the tokenizer: that of the adapter if it has one, otherwise the model's.
 
-    Raises
-    ------
-    InputError
-        It cannot be loaded.
+    Raises InputError if it cannot be loaded.
     """
     adapter = source.adapter
     has_own = adapter is not None and (adapter / "tokenizer_config.json").is_file()

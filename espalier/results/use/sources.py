@@ -55,10 +55,7 @@ def result_of(run: FinishedRun, base: str | None = None) -> Source:
 def adapter_of(run: FinishedRun, base: str | None = None) -> Source:
     """Return the federated adapter over the base model; parameters as for ``result_of``.
 
-    Raises
-    ------
-    InputError
-        The run has no adapter, or the base model is not there any more.
+    Raises InputError if the run has no adapter, or the base model is not there any more.
     """
     if run.adapter is None:
         status = run.summary.get("status")
@@ -77,10 +74,7 @@ def base_model_of(run: FinishedRun, base: str | None = None) -> Source:
 def client_of(run: FinishedRun, name: str) -> Source:
     """Return the model of a client, given by its number or by the name of its site.
 
-    Raises
-    ------
-    InputError
-        The run has no model of this client.
+    Raises InputError if the run has no model of this client.
     """
     models = run.client_models
     names = [

@@ -22,10 +22,7 @@ def keyword_of(key: str) -> str:
 def settings_from(keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings by dotted key from keyword arguments; paths become text.
 
-    Raises
-    ------
-    InputError
-        A keyword is not the one of a setting.
+    Raises InputError if a keyword is not the one of a setting.
     """
     keys = {keyword_of(key): key for key in default_values()}
     lines = []

@@ -31,10 +31,7 @@ def prompt_text(template: str) -> str:
 def prompt_fields(template: str) -> list[str]:
     """Return the fields that a template names in braces; doubled braces stand for braces.
 
-    Raises
-    ------
-    ValueError
-        The template names no field, or has braces that it cannot have.
+    Raises ValueError if the template names no field, or has braces that it cannot have.
     """
     try:
         parts = list(Formatter().parse(template))
@@ -52,10 +49,7 @@ def prompt_fields(template: str) -> list[str]:
 def listed_labels(text: str) -> tuple[str, ...]:
     """Return the labels of a comma-separated list.
 
-    Raises
-    ------
-    ValueError
-        There are fewer than two labels, or one is empty or occurs twice.
+    Raises ValueError if there are fewer than two labels, or one is empty or occurs twice.
     """
     labels = tuple(map(str.strip, text.split(",")))
     if len(labels) < 2 or "" in labels or len(set(labels)) < len(labels):

@@ -21,11 +21,8 @@ def private_sequences(
 ) -> tuple[Sequences, Records]:
     """Return a client's training sequences, and which of them each record or group has.
 
-    Raises
-    ------
-    InputError
-        The source or file is wrong, there is nothing to train on, or there are fewer tokens than
-        ``min-tokens``.
+    Raises InputError if the source or file is wrong, there is nothing to train on, or there are
+    fewer tokens than ``min-tokens``.
     """
     if settings.task.name == TEXT:
         return _of_text(settings, node, model, client)

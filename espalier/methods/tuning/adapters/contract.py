@@ -118,6 +118,9 @@ def contract(
 ) -> Contract:
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part.
 
+    Raises ProtocolError if the rank limit exceeds the largest rank of the settings, or if there is
+    no such part.
+
     Parameters
     ----------
     kind_of_order : fields of ``train``
@@ -125,11 +128,6 @@ def contract(
     kind_of_report : fields of the reply
     beside : blobs that every request includes
     observer : what a person who reads the reply to ``train`` learns
-
-    Raises
-    ------
-    ProtocolError
-        If the rank limit exceeds the largest rank of the settings, or if there is no such part.
     """
     fetches = request.header.kind == "fetch"
     kind: type[Order | PartOrder] = PartOrder if fetches else kind_of_order
@@ -202,18 +200,14 @@ def delivery_of(
 ) -> Contract:
     """Return the contract of ``delivery`` for a method with other tensors or blobs.
 
-    It is also the contract of a pushed result.
+    It is also the contract of a pushed result. Raises ProtocolError if the rank limit exceeds the
+    largest rank of the settings, or if there is no such part.
 
     Parameters
     ----------
     trained : function that returns the trained tensors
     beside : blobs that every request includes
     first : number of the first part
-
-    Raises
-    ------
-    ProtocolError
-        If the rank limit exceeds the largest rank of the settings, or if there is no such part.
     """
     order = validate(Order, request.fields)
     _require_rank(order.rank_limit, run)

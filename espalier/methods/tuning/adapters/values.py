@@ -22,15 +22,12 @@ class Values:
     def check(self, key: str, blob: bytes) -> "Mapping[str, Tensor]":
         """Check that the numbers of a blob can be read and are finite, and note the rank in use.
 
+        Raises ProtocolError if they are not.
+
         Returns
         -------
         Mapping of str to Tensor
             Tensors of the blob, float32, by canonical name.
-
-        Raises
-        ------
-        ProtocolError
-            If they are not.
         """
         from espalier.messages.blobs.adapters import unpack_adapters
 
@@ -44,10 +41,7 @@ class Values:
     def require_rank(self, rank: int) -> None:
         """Check that rows and columns beyond ``rank`` are zero in all blobs checked before.
 
-        Raises
-        ------
-        ProtocolError
-            If they are not.
+        Raises ProtocolError if they are not.
         """
         if self._rank_in_use > rank:
             raise ProtocolError(f"blobs: not zero beyond rank {rank}, which the client reports")
