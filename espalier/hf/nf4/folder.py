@@ -40,9 +40,7 @@ COMPUTE_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Compute dtype by the dtype of the files, for models whose configuration names no dtype."""
 
 
-def write_quantised(
-    model: OpenedModel, target: Path, double_quantisation: bool = True, device: torch.device = CPU
-) -> None:
+def write_quantised(model: OpenedModel, target: Path, double_quantisation: bool = True) -> None:
     """Write a decoder whose block linears are in NF4; the same model gives the same bytes.
 
     The directory is written atomically: it appears complete or not at all. Matrices are read in
@@ -57,7 +55,6 @@ def write_quantised(
     model : model to write; after whole blocks were dropped, the remaining blocks are renumbered
     target : directory to write; an existing one is replaced
     double_quantisation : see ``quantise``
-    device : device on which the matrices are quantised
     """
     require_quantisable(model.plan)
     config = quantised_config(model, double_quantisation)
@@ -66,7 +63,7 @@ def write_quantised(
         write_shard(
             unfinished / SINGLE,
             quantised_specs(model, double_quantisation),
-            _tensors(model, double_quantisation, dtype, device),
+            _tensors(model, double_quantisation, dtype),
         )
         copy_beside(model.directory, unfinished, WRITTEN_ANEW)
         write_json(unfinished / "config.json", config)
@@ -146,20 +143,20 @@ def quantised_specs(model: OpenedModel, double_quantisation: bool = True) -> dic
 
 
 def _tensors(
-    model: OpenedModel, double_quantisation: bool, dtype: torch.dtype, device: torch.device
+    model: OpenedModel, double_quantisation: bool, dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of ``quantised_specs`` in the same order, on the CPU."""
     linears = _linears(model)
-    known = tables(device)
+    known = tables(CPU)
     for name in beats(sorted(model.checkpoint.tensors), "writing tensor"):
         if name not in linears:
             yield name, model.checkpoint.read(name)
             continue
-        matrix = _quantised(model, linears[name], double_quantisation, device)
+        matrix = _quantised(model, linears[name], double_quantisation)
         beside = state_of(matrix, known, dtype).as_dict(packed=True)
-        yield name, matrix.packed.cpu()
+        yield name, matrix.packed
         for part in stored_parts(matrix.shape, double_quantisation):
-            yield f"{name}.{part}", beside[part].cpu()
+            yield f"{name}.{part}", beside[part]
         # The header needs the size of the state before the first matrix is quantised.
         state = bytes(beside[STATE].tolist())
         yield (
@@ -172,13 +169,11 @@ def _linears(model: OpenedModel) -> dict[str, LinearPlan]:
     return {linear.parameter: linear for linear in model.plan.linears}
 
 
-def _quantised(
-    model: OpenedModel, linear: LinearPlan, double_quantisation: bool, device: torch.device
-) -> Nf4Matrix:
+def _quantised(model: OpenedModel, linear: LinearPlan, double_quantisation: bool) -> Nf4Matrix:
     found = held_in_nf4(model.checkpoint, linear.parameter)
     # Quantising dequantised weights again could change the bits, so existing codes are reused.
     if found is not None and found[0].double_quantisation == double_quantisation:
-        return found[0].matrix(found[1], device)
+        return found[0].matrix(found[1], CPU)
     return quantise(
-        pieces(model.checkpoint, linear.parameter), linear.shape, device, double_quantisation
+        pieces(model.checkpoint, linear.parameter), linear.shape, CPU, double_quantisation
     )
