@@ -115,7 +115,10 @@ class TestFedSpine(FedSpineRuns):
         [
             (lambda bits: bits & bits - 1, "the pruning ratio is below the requested"),
             # Set the bit of the first channel that is left.
-            (lambda bits: bits | (~bits & -4) & -(~bits & -4), "the pruning ratio is above the requested"),
+            (
+                lambda bits: bits | (~bits & -4) & -(~bits & -4),
+                "the pruning ratio is above the requested",
+            ),
             (lambda bits: bits | 1 << UNITS, "bits are set beyond the last group"),
             (lambda bits: bits | 3, "all groups of block 0 are cut"),
         ],
