@@ -196,7 +196,7 @@ def test_approval_shows_what_would_leave(
     assert decide(bench) == 0
     assert "No reply waits" in capsys.readouterr().out
     assert check_log({"where": str(state(bench)), "heads": []}) == 0
-    assert "2 entries (1 waiting, 1 approved)" in capsys.readouterr().out
+    assert "2 entries (1 approved, 1 waiting)" in capsys.readouterr().out
 
 
 def test_decision_by_another_user_is_refused(
