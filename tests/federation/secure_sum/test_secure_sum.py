@@ -212,8 +212,8 @@ def test_a_client_answers_each_step_once(bench: Bench) -> None:
             fewer = copied(body)
             few_confirmations(fewer.fields)
             assert asked(grid, fewer).fields == answers[kind].fields
-            assert "does not follow" in _reason(grid, seen["masked"])
-            assert "does not follow" in _reason(grid, seen["shares"])
+            assert "arrived out of order" in _reason(grid, seen["masked"])
+            assert "arrived out of order" in _reason(grid, seen["shares"])
             fresh = copied(seen["train"])
             assert asked(grid, fresh).header.status == "ok"
             fresh.fields["session"] = "1" * 32

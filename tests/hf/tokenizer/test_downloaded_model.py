@@ -115,7 +115,7 @@ def test_wrong_spans_are_refused(
 ) -> None:
     tokenizer = ProcessTokenizer(directory)
     monkeypatch.setattr(tokenizer, "_ask", lambda *_: {"ids": [[1, 2]], "spans": spans})
-    with pytest.raises(EspalierError, match="answer to another question"):
+    with pytest.raises(EspalierError, match="does not match the request"):
         tokenizer.encode_chat([("user", "a"), ("assistant", "b")], 0, None)
 
 

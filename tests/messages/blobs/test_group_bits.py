@@ -98,19 +98,19 @@ def test_other_bits_are_refused(blob: bytes, words: str) -> None:
         # 72 exceeds 60 by less than one more channel of 24.
         ((), (2, 3, 4), 60 / TOTAL, ""),
         ((), (2, 3, 4), 72 / TOTAL, ""),
-        ((), (2, 3, 4), 72.1 / TOTAL, "less is cut"),
-        ((), (2, 3, 4), 48 / TOTAL, "more is cut"),
+        ((), (2, 3, 4), 72.1 / TOTAL, "ratio is below the requested"),
+        ((), (2, 3, 4), 48 / TOTAL, "ratio is above the requested"),
         # One group may be cut, whatever it costs.
         ((), (0,), 1 / TOTAL, ""),
         # The total is 120; the group may have been cut last.
         ((), (0, 2), 25 / TOTAL, ""),
-        ((), (0, 2), 24 / TOTAL, "more is cut"),
-        ((), (0, 8), 1 / TOTAL, "more is cut"),
-        ((2,), (3, 4, 5), 60 / TOTAL, "come back"),
+        ((), (0, 2), 24 / TOTAL, "ratio is above the requested"),
+        ((), (0, 8), 1 / TOTAL, "ratio is above the requested"),
+        ((2,), (3, 4, 5), 60 / TOTAL, "are present again"),
         # A device that lost its measurements repeats its cut.
         ((2, 3), (2, 3), 0.5, ""),
         # No more parameters were asked for.
-        ((2, 3), (2, 3, 4), 48 / TOTAL, "more is cut"),
+        ((2, 3), (2, 3, 4), 48 / TOTAL, "ratio is above the requested"),
         ((2, 3), (2, 3, 4), 49 / TOTAL, ""),
     ],
 )
@@ -129,9 +129,9 @@ def test_separate_kinds_each_reach_share() -> None:
     kinds = job(selection="kind")
     step = partial(require_step, GROUPS)
     step(cut(), cut(0, 2, 3, 9, 14, 15), 0.25, kinds)
-    with pytest.raises(EspalierError, match="less is cut"):
+    with pytest.raises(EspalierError, match="ratio is below the requested"):
         step(cut(), cut(0, 2, 3, 9, 14), 0.25, kinds)
-    with pytest.raises(EspalierError, match="more is cut"):
+    with pytest.raises(EspalierError, match="ratio is above the requested"):
         step(cut(), cut(0, 2, 3, 4, 9, 14, 15), 0.25, kinds)
     assert GROUPS.reaches(cut(0, 2, 3, 9, 14, 15), 0.25, kinds)
     assert not GROUPS.reaches(cut(0, 2, 3, 9, 14), 0.25, kinds)
@@ -139,7 +139,7 @@ def test_separate_kinds_each_reach_share() -> None:
     # A quarter of 336 is 84.
     blocks = job(selection="block")
     step(cut(), cut(0, 10, 11, 12, 13), 0.25, blocks)
-    with pytest.raises(EspalierError, match="less is cut"):
+    with pytest.raises(EspalierError, match="ratio is below the requested"):
         step(cut(), cut(0, 10, 11, 12), 0.25, blocks)
 
 
@@ -149,7 +149,7 @@ def test_kept_multiple_widens_bounds() -> None:
     require_step(GROUPS, cut(), cut(0, 2, 3, 8, 10, 11), 1 / 8, multiple)
     with pytest.raises(EspalierError, match="block 1 are not a multiple of 2"):
         require_step(GROUPS, cut(), cut(0, 2, 3, 8, 10), 1 / 8, multiple)
-    with pytest.raises(EspalierError, match="more is cut"):
+    with pytest.raises(EspalierError, match="ratio is above the requested"):
         require_step(GROUPS, cut(), cut(0, 2, 3, 4, 5, 8, 10, 11), 1 / 8, multiple)
 
 

@@ -195,7 +195,7 @@ def test_question_is_answered_with_bits() -> None:
     # A device that lost its measurements repeats its cut.
     hold(request, answer(request, {STRUCTURE: bits(2)}), settings)
     for wrong in (bits(0), bits(2, 3), bits(0, 2, 8), bits(2, 3, 4, 5, 6, 7)):
-        with pytest.raises(EspalierError, match=r"units\.cut"):
+        with pytest.raises(EspalierError, match=r"groups\.cut"):
             hold(request, answer(request, {STRUCTURE: wrong}), settings)
     with pytest.raises(EspalierError, match="blobs: 0 surplus and 1 missing"):
         hold(request, answer(request, {}), settings)

@@ -221,7 +221,7 @@ class TestFedSoda(FedSodaRuns):
 
         order = next(body for body in reversed(asked(requests, "train")) if body.header.client == 0)
         assert "was not sent to this site" in ask(order, model_sha256="0" * 64).fields["reason"]
-        assert "is of another round" in ask(order, aligned=3).fields["reason"]
+        assert "of a different round" in ask(order, aligned=3).fields["reason"]
         assert ask(order).header.status != "failed"
         last = next(
             body for body in reversed(asked(requests, "emulator")) if body.header.client == 0
