@@ -6,10 +6,10 @@ from pathlib import Path
 from espalier.errors import InputError
 from espalier.hf.export.peft_files import WEIGHTS
 from espalier.hf.opening.opened import OpenedModel, opened_in
-from espalier.results.export.source import Source, open_source
 from espalier.results.export.transformers_export import export_model
 from espalier.results.figures import DENSE, FEDERATED, PERPLEXITY, qualities
 from espalier.results.finished_run import FinishedRun
+from espalier.results.sources import Source, open_source
 from espalier.results.style import METHODS
 from espalier.storage.blobs import sha256
 
@@ -70,7 +70,7 @@ def open_subject(given: str, dense: Subject, work: Path, threads: int) -> Subjec
     if not (label and equals and path) or "/" in label:
         raise InputError(f"--result {given}: write LABEL=DIRECTORY; a label has no '/'")
     source = open_source(path, adapter=False, client="")
-    model = _merged(source, work, label, threads) if source.is_adapter else source.model
+    model = _merged(source, work, label, threads) if source.adapter else source.model
     if source.run is None:
         return Subject(label, "", model, {}, {})
     perplexities = dict[str, dict[str, float]]()

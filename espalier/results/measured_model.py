@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from espalier.hf.machine.machine_memory import peak_resident, resident
+from espalier.results.sources import Source
 from espalier.results.use.loading import loader_of
-from espalier.results.use.sources import Source
 
 FIRST_TOKEN = 3
 """First token id of the prompt; lower ones are often special."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from espalier.results.use.sources import Source
+    from espalier.results.sources import Source
 
 
 class Result:
@@ -90,11 +90,9 @@ class Result:
 
     def adapter(self, *, base: str | None = None, device: str = "cpu") -> "PeftModel":
         """Load the federated adapter over its base model; parameters and errors as for ``model``."""
+        from espalier.results.sources import adapter_of
         from espalier.results.use.loading import load_model
-        from espalier.results.use.sources import adapter_of
 
-        if self.run.adapter is None:
-            raise InputError(f"{self.path}: has no adapter/; model() loads the model of the run")
         found: PeftModel = load_model(adapter_of(self.run, base), device)
         return found
 
@@ -115,6 +113,6 @@ class Result:
         return path
 
     def _source(self, client: str | None, base: str | None) -> "Source":
-        from espalier.results.use.sources import client_of, result_of
+        from espalier.results.sources import client_of, result_of
 
         return result_of(self.run, base) if client is None else client_of(self.run, str(client))

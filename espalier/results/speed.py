@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from espalier.errors import InputError
-from espalier.hf.opening.opened import open_model
 from espalier.results.finished_run import FinishedRun
+from espalier.results.sources import Source, base_model_of, client_of, result_of
 from espalier.storage.atomic import write_json
 
 FILE = "measurements.json"
@@ -30,12 +30,14 @@ def measure(run: FinishedRun) -> None:
     Raises InputError if the run has no result, its base model is not on this machine or is another
     one, or a model cannot be loaded.
     """
-    results = _results_of(run)
-    base = _base_of(run)
+    sources = _sources_of(run)
     threads = int(run.summary["threads"])
     models = []
-    for name, paths in {"dense": {"model": base}, **results}.items():
+    for name, source in sources.items():
         print(f"measuring    {name}", flush=True)
+        paths = {"model": source.directory}
+        if source.adapter is not None:
+            paths["adapter"] = source.adapter
         figures = measured_apart(paths, CONDITIONS, threads)
         models.append({"name": name, **figures})
     document = {
@@ -62,31 +64,12 @@ def measured_rows(run: FinishedRun) -> Mapping[str, Any]:
     return {**document, "conditions": conditions}
 
 
-def _results_of(run: FinishedRun) -> dict[str, dict[str, Path]]:
-    """Return the directories of each result: ``model``, or ``adapter`` for the base model."""
-    if run.client_models:
-        return {name: {"model": path} for name, path in run.client_models.items()}
-    if run.model is not None:
-        return {"federated": {"model": run.model}}
-    if run.adapter is not None:
-        return {"federated": {"model": _base_of(run), "adapter": run.adapter}}
-    raise InputError(
-        f"{run.path}: the run has written no model and no adapter, so there is nothing to measure;"
-        " leave out --measure"
-    )
-
-
-def _base_of(run: FinishedRun) -> Path:
-    """Return the directory of the base model, which must be the one of the run."""
-    name = str(run.setting("model"))
-    model = open_model(name)
-    if model.sha256 != run.summary["model_sha256"]:
-        raise InputError(
-            f"{model.directory}: does not have the hash that {run.name} recorded for its base model"
-            f" ({run.summary['model_sha256']}): its files have changed, or another version of"
-            " Espalier made the run; restore the model, or repeat the run"
-        )
-    return model.directory
+def _sources_of(run: FinishedRun) -> dict[str, Source]:
+    """Return the base model and each result, by their names in the file."""
+    results = {name: client_of(run, name) for name in run.client_models}
+    if not results:
+        results["federated"] = result_of(run, same=True)
+    return {"dense": base_model_of(run, same=True), **results}
 
 
 def measured_apart(

@@ -91,8 +91,10 @@ def test_bad_requests(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
 
     assert "is not a run directory" in told(tmp_path)
     assert "is a model directory; --adapter and --client need a run" in told(base, adapter=True)
-    assert "the run wrote no adapter; leave out --adapter" in told(masked, adapter=True)
-    assert "--client c: the run has none, because its clients have" in told(masked, client="c")
+    assert "has no adapter/; take the model of the run: leave out --adapter" in told(
+        masked, adapter=True
+    )
+    assert "has no model of client 'c'; it has no models of single" in told(masked, client="c")
     assert export(masked, "transformers", tmp_path / "runs") == 2
     assert "is there already; name a new directory" in capsys.readouterr().err
     shutil.copy(tmp_path / "runs" / "b" / "summary.json", tmp_path / "kept.json")
@@ -101,7 +103,7 @@ def test_bad_requests(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "the run is failed; only results of completed runs are exported" in told(tuned)
     shutil.copy(tmp_path / "kept.json", tuned / "summary.json")
     save_tiny_llama(base, seed=1)
-    assert "the adapter was trained on" in told(tuned)
+    assert "does not have the hash that b recorded for its base model" in told(tuned)
 
 
 # ----- the hub -----

@@ -380,4 +380,4 @@ def test_wrong_requests_are_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main({"directories": [where], "out": str(out), "measure": False}) == 0
     assert out.exists()
     assert main({"directories": [where], "out": None, "measure": True}) == 2
-    assert "no model and no adapter" in capsys.readouterr().err
+    assert "has neither model/ nor adapter/" in capsys.readouterr().err

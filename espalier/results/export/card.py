@@ -12,7 +12,7 @@ from espalier.hf.export.model import how_to_load
 from espalier.hf.families import has_own_code
 from espalier.hf.opening.model_files import public_name
 from espalier.results.base_chain import in_words, printable
-from espalier.results.export.source import Source
+from espalier.results.sources import Source
 
 FRONT = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 CODE = re.compile(r"```python\n.*?```\n", re.DOTALL)
@@ -74,10 +74,10 @@ def _front_matter(source: Source, as_adapter: bool, license_name: str) -> str:
         tags=[
             "espalier",
             "federated-learning",
-            *(["lora"] if source.is_adapter else []),
+            *(["lora"] if source.adapter is not None else []),
             *filter(None, [method]),
         ],
-        model_name=source.name if results else None,
+        model_name=source.title if results else None,
         eval_results=results or None,
     )
     return str(data.to_yaml()).rstrip()

@@ -12,12 +12,12 @@ from espalier.hf.export.model import ExportError
 from espalier.progress import Pace, heard_by
 from espalier.results.export.card import card_of
 from espalier.results.export.hub_export import prepared, push
-from espalier.results.export.source import Source, open_source
 from espalier.results.export.transformers_export import (
     export_model,
     needs_remote_code,
     require_new,
 )
+from espalier.results.sources import Source, open_source
 from espalier.storage.atomic import write_bytes
 
 GGUF = "gguf"
@@ -85,10 +85,10 @@ def _to_gguf(source: Source, target: Path, document: Mapping[str, Any]) -> None:
     file = target / ("adapter.gguf" if as_adapter else "model.gguf")
     with _unfinished(file) as unfinished:
         if as_adapter:
-            name = write_adapter(source.model, source.adapted, unfinished, source.name)
+            name = write_adapter(source.model, source.adapted, unfinished, source.title)
         else:
             name = write_model(
-                source.model, source.edits, unfinished, source.name, document["dtype"]
+                source.model, source.edits, unfinished, source.title, document["dtype"]
             )
     print(f"exported     {file} (architecture {name})")
     if as_adapter:
@@ -111,7 +111,7 @@ def _to_imatrix(source: Source, target: Path) -> None:
             f"{source.folder}: is a model directory; --to {IMATRIX} needs a run of pooled-pruning"
         )
     found = read_sums(source.run, source.model.plan)
-    words = f"calibration samples of the clients of {source.name}"
+    words = f"calibration samples of the clients of {source.title}"
     file = target / "imatrix.gguf"
     with _unfinished(file) as unfinished:
         name = write_importance(

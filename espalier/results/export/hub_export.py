@@ -8,7 +8,7 @@ from espalier.environment.bounded_json import read_json_object
 from espalier.environment.hub_models import ADAPTER, NAME
 from espalier.errors import InputError
 from espalier.results.export.card import FRONT, base_on_hub
-from espalier.results.export.source import Source
+from espalier.results.sources import Source
 
 LICENCE = re.compile(r"^license: *([\w.-]+) *$", re.MULTILINE)
 

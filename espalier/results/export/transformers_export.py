@@ -12,7 +12,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.structured.configuration import STRUCTURE_FILE, plain_config
 from espalier.hf.structured.export import CODE
-from espalier.results.export.source import Source
+from espalier.results.sources import Source
 from espalier.storage.atomic import write_json
 
 SAMPLE = (2, 16)

@@ -15,15 +15,15 @@ from rich.text import Text
 
 from espalier.errors import EspalierError, as_command, tell
 from espalier.results.finished_run import open_run
-from espalier.results.use.conversation import NO_TEMPLATE, Answering, Conversation
-from espalier.results.use.loading import load_model, load_source_tokenizer
-from espalier.results.use.sources import (
+from espalier.results.sources import (
     Source,
     base_model_of,
     client_of,
     require_text_model,
     result_of,
 )
+from espalier.results.use.conversation import NO_TEMPLATE, Answering, Conversation
+from espalier.results.use.loading import load_model, load_source_tokenizer
 
 CLEAR = "/clear"
 QUIT = "/quit"

@@ -20,10 +20,10 @@ from typing import Any
 from espalier.environment.paths import at_home
 from espalier.errors import InputError, as_command
 from espalier.results.finished_run import FinishedRun, open_run
+from espalier.results.sources import Source, require_text_model, sources_of
 from espalier.results.use.harness_records import with_local_data
 from espalier.results.use.loading import device_named, load_model, load_source_tokenizer
 from espalier.results.use.scores import Score, show_table, store
-from espalier.results.use.sources import Source, require_text_model, sources_of
 
 Json = dict[str, Any]
 MISSING = (

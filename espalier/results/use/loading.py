@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import opened_in
 from espalier.hf.tokenizer.files import load_tokenizer
-from espalier.results.use.sources import Source
+from espalier.results.sources import Source
 
 if TYPE_CHECKING:
     import torch

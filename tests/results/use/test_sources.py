@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 import espalier
 from espalier.errors import InputError
 from espalier.results.finished_run import open_run
+from espalier.results.sources import base_model_of, require_text_model, result_of, sources_of
 from espalier.results.use.loading import device_named, load_model
-from espalier.results.use.sources import base_model_of, require_text_model, result_of, sources_of
 from tests.results.use.saved_run import save_run
 from tests.tiny_model import save_tiny_llama, save_tiny_roberta
 
