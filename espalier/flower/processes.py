@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from espalier.environment.tcp_sockets import ESTABLISHED, tcp_sockets
 from espalier.flower.programs import (
     DEFAULT_HOST,
     DEFAULT_PORT,
@@ -27,7 +28,6 @@ OPTIONS_WITH_VALUE = ("--run-config", "-c", "--federation-config", "--federation
 """Options of ``flwr run`` that take a value."""
 
 PROC = Path("/proc")
-ESTABLISHED = "01"
 LOOPBACK_ENDS = ("0100007F", "01000000")
 """Ends of loopback addresses in the connection tables: 127.0.0.1, its IPv6 form, and ::1."""
 
@@ -132,18 +132,9 @@ def _superlink_of(entry: Path, words: Sequence[str]) -> Path | None:
 
 def _connections(port: int) -> Iterator[tuple[str, int]]:
     """Yield (inode, user) of each established connection to a loopback port, client side."""
-    for table in ("tcp", "tcp6"):
-        with suppress(OSError):
-            # The first line has the names of the columns.
-            for line in (PROC / "net" / table).read_text().splitlines()[1:]:
-                columns = line.split()
-                address, _, number = columns[2].rpartition(":")
-                if (
-                    columns[3] == ESTABLISHED
-                    and int(number, 16) == port
-                    and address.endswith(LOOPBACK_ENDS)
-                ):
-                    yield columns[9], int(columns[7])
+    for socket in tcp_sockets(ESTABLISHED):
+        if socket.remote_port == port and socket.remote_address.endswith(LOOPBACK_ENDS):
+            yield socket.inode, socket.user
 
 
 def _sockets(entry: Path) -> set[str]:

@@ -15,12 +15,13 @@ import pwd
 import re
 import socket
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from contextlib import suppress
 from random import SystemRandom
 
 import psutil
 
+from espalier.environment.tcp_sockets import LISTENING, tcp_sockets
 from espalier.errors import InputError, tell
 from espalier.flower import control_api
 from espalier.flower.programs import sites_share_port
@@ -119,7 +120,7 @@ def require_own_superlink(address: str, root_certificates: str | None) -> None:
     host, _, port = address.rpartition(":")
     if root_certificates or not _is_loopback(host):
         return
-    owners = set(_listening_users(int(port)))
+    owners = _listening_users(int(port))
     if owners and not owners & {0, os.getuid()}:
         names = " and ".join(sorted(map(_user_name, owners)))
         raise InputError(
@@ -129,15 +130,9 @@ def require_own_superlink(address: str, root_certificates: str | None) -> None:
         )
 
 
-def _listening_users(port: int) -> Iterator[int]:
-    """Yield the user ids of the sockets that listen at a port; none where /proc lacks them."""
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with suppress(OSError), open(table) as lines:
-            for line in list(lines)[1:]:
-                fields = line.split()
-                # 0A is LISTEN; the local address is hexadecimal, with the port at its end.
-                if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
-                    yield int(fields[7])
+def _listening_users(port: int) -> set[int]:
+    """Return the user ids of the sockets that listen at a port."""
+    return {one.user for one in tcp_sockets(LISTENING) if one.port == port}
 
 
 def _user_name(number: int) -> str:

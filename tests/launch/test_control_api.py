@@ -159,7 +159,7 @@ def test_another_user_s_superlink_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         address = f"127.0.0.1:{port}"
-        assert set(addresses._listening_users(port)) == {os.getuid()}
+        assert addresses._listening_users(port) == {os.getuid()}
         require_own_superlink(address, None)
     for owners, refused in (({0}, False), ({4_000_000}, True), (set(), False)):
         monkeypatch.setattr(addresses, "_listening_users", lambda _, found=owners: found)
