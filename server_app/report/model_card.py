@@ -18,7 +18,7 @@ from typing import Any
 import tomli_w
 
 from espalier.amounts import count
-from espalier.hf.export.model import how_to_load
+from espalier.hf.export.loading_code import how_to_load
 from espalier.hf.families import has_own_code
 from espalier.hf.opening.model_files import commit_of, public_name
 from espalier.hf.opening.opened import OpenedModel

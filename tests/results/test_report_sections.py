@@ -293,8 +293,8 @@ def test_settings_that_differ(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "lines"),
     [
-        ({}, ["AutoModelForCausalLM.from_pretrained(path)", "espalier chat '", "espalier eval '"]),
-        ({"auto_map": {}}, ["(path, trust_remote_code=True)", "espalier export '"]),
+        ({}, ['AutoModelForCausalLM.from_pretrained("', "espalier chat '", "espalier eval '"]),
+        ({"auto_map": {}}, ['/model", trust_remote_code=True)', "espalier export '"]),
         (
             {"architectures": ["BertForSequenceClassification"]},
             ["AutoModelForSequenceClassification", "argmax(-1)"],
@@ -320,15 +320,19 @@ def test_lines_for_an_adapter(tmp_path: Path) -> None:
     (pruned / "config.json").write_text('{"auto_map": {}}')
     (run.path / "adapter").mkdir()
     for base, kind, line in (
-        ("owner/name", "CAUSAL_LM", "AutoPeftModelForCausalLM.from_pretrained(path)"),
-        (str(pruned), "CAUSAL_LM", "from_pretrained(path, trust_remote_code=True)"),
-        ("owner/name", "SEQ_CLS", "AutoPeftModelForSequenceClassification.from_pretrained(path, "),
+        ("owner/name", "CAUSAL_LM", 'AutoPeftModelForCausalLM.from_pretrained("'),
+        (str(pruned), "CAUSAL_LM", '/adapter", trust_remote_code=True)'),
+        (
+            "owner/name",
+            "SEQ_CLS",
+            f'AutoPeftModelForSequenceClassification.from_pretrained("{run.path}/adapter", num_labels',
+        ),
     ):
         config = {"task_type": kind, "base_model_name_or_path": base}
         (run.path / "adapter" / "adapter_config.json").write_text(json.dumps(config))
         text = snippets_of(run)[0].text
         assert line in text
-        assert f"AutoTokenizer.from_pretrained({base!r})" in text
+        assert f'AutoTokenizer.from_pretrained("{base}")' in text
 
 
 # ----- the page -----------------------------------------------------------------------------------

@@ -99,25 +99,6 @@ def write_card(folder: Path, card: str) -> None:
         write_bytes(folder / CARD, card.encode())
 
 
-def how_to_load(model: OpenedModel, place: str, *, as_adapter: bool, own_code: bool) -> str:
-    """Return the lines of Python for a card that load a model, or an adapter of this model.
-
-    Parameters
-    ----------
-    place : name or path for ``from_pretrained``
-    own_code : the code that builds the model is in its directory
-    """
-    decoder = model.family.kind == "decoder"
-    library, auto = ("peft", "AutoPeftModelFor") if as_adapter else ("transformers", "AutoModelFor")
-    loader = f"{auto}{'CausalLM' if decoder else 'SequenceClassification'}"
-    labels = ", num_labels=..." if as_adapter and not decoder else ""
-    trust = ", trust_remote_code=True" if own_code else ""
-    return (
-        f"```python\nfrom {library} import {loader}\n\n"
-        f'model = {loader}.from_pretrained("{place}"{labels}{trust})\n```'
-    )
-
-
 @contextmanager
 def made_whole(target: Path) -> Iterator[Path]:
     """Yield a temporary directory that replaces ``target`` when the context exits without error.

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from espalier.hf.export.model import how_to_load
+from espalier.hf.export.loading_code import how_to_load
 from espalier.hf.families import has_own_code
 from espalier.hf.opening.model_files import public_name
 from espalier.results.base_chain import in_words, printable

@@ -4,13 +4,11 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from espalier.environment.bounded_json import read_json_object
+from espalier.hf.export.loading_code import loading_code
 from espalier.results.finished_run import ADAPTER_CONFIG, FinishedRun
 
-CLASSIFIER = "AutoModelForSequenceClassification"
-DECODER = "AutoModelForCausalLM"
 QUESTION = "Once upon a time"
 CONFIG = "config.json"
 
@@ -32,73 +30,57 @@ def snippets_of(run: FinishedRun) -> list[Snippet]:
 
 
 def _snippets(run: FinishedRun) -> Iterator[Snippet]:
-    loader = DECODER
+    what = "the model"
+    folder = run.model
     if run.client_models:
         name, folder = next(iter(run.client_models.items()))
-        loader = _loader(folder)
-        yield _model(folder, loader, f"the model of {name}; each client has its own in clients/")
-    elif run.model is not None:
-        loader = _loader(run.model)
-        yield _model(run.model, loader, "the model")
+        what = f"the model of {name}; each client has its own in clients/"
+    if folder is not None:
+        config = read_json_object(folder / CONFIG)
+        decoder = not _classifies(config.get("architectures"))
+        yield _model(folder, what, decoder=decoder, own_code="auto_map" in config)
     elif run.adapter is not None:
-        loader = _adapter_loader(run.adapter)
-        yield _adapter(run.adapter, loader)
+        config = read_json_object(run.adapter / ADAPTER_CONFIG)
+        decoder = config.get("task_type") != "SEQ_CLS"
+        base = str(config.get("base_model_name_or_path"))
+        yield _adapter(run.adapter, base, decoder=decoder)
     else:
         return
-    if loader == DECODER:
+    if decoder:
         yield from _commands(run)
 
 
-def _loader(folder: Path) -> str:
-    return CLASSIFIER if _classifies(_config(folder).get("architectures")) else DECODER
+def _classifies(architectures: object) -> bool:
+    names = architectures if isinstance(architectures, list) else []
+    return any(str(name).endswith("ForSequenceClassification") for name in names)
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    return read_json_object(folder / CONFIG)
-
-
-def _model(folder: Path, loader: str, what: str) -> Snippet:
+def _model(folder: Path, what: str, *, decoder: bool, own_code: bool) -> Snippet:
     """Return the lines for a model; one with layers of its own shapes brings its code."""
-    remote = "auto_map" in _config(folder)
-    trust = ", trust_remote_code=True" if remote else ""
     note = (
         "Its layers have other shapes than transformers' own, so its directory has the code that"
         " builds them."
-        if remote
+        if own_code
         else ""
     )
-    return Snippet(
-        f"Load {what}",
-        f"from transformers import AutoTokenizer, {loader}\n\n"
-        f"path = {_text(folder)}\n"
-        "tokenizer = AutoTokenizer.from_pretrained(path)\n"
-        f"model = {loader}.from_pretrained(path{trust})\n{_use(loader)}",
-        note,
+    place = str(folder)
+    lines = loading_code(
+        place, decoder=decoder, as_adapter=False, own_code=own_code, tokenizer=place
     )
+    return Snippet(f"Load {what}", f"{lines}\n{_use(decoder)}", note)
 
 
-def _adapter_loader(folder: Path) -> str:
-    kind = read_json_object(folder / ADAPTER_CONFIG).get("task_type")
-    return CLASSIFIER if kind == "SEQ_CLS" else DECODER
-
-
-def _adapter(folder: Path, loader: str) -> Snippet:
+def _adapter(folder: Path, base: str, *, decoder: bool) -> Snippet:
     """Return the lines for an adapter; its base may be a pruned model that brings its code."""
-    base = str(read_json_object(folder / ADAPTER_CONFIG).get("base_model_name_or_path"))
     file = Path(base) / CONFIG
-    remote = file.is_file() and "auto_map" in read_json_object(file)
-    options = ", trust_remote_code=True" if remote else ""
-    if loader == CLASSIFIER:
-        options += ", num_labels=..."
-    peft = loader.replace("Auto", "AutoPeft", 1)
+    own_code = file.is_file() and "auto_map" in read_json_object(file)
+    lines = loading_code(
+        str(folder), decoder=decoder, as_adapter=True, own_code=own_code, tokenizer=base
+    )
     return Snippet(
         "Load the adapter on its base model",
-        f"from peft import {peft}\n"
-        "from transformers import AutoTokenizer\n\n"
-        f"path = {_text(folder)}\n"
-        f"tokenizer = AutoTokenizer.from_pretrained({_text(base)})\n"
-        f"model = {peft}.from_pretrained(path{options})\n{_use(loader)}",
-        "num_labels is the number of classes of the task." if loader == CLASSIFIER else "",
+        f"{lines}\n{_use(decoder)}",
+        "" if decoder else "num_labels is the number of classes of the task.",
     )
 
 
@@ -123,20 +105,12 @@ def _commands(run: FinishedRun) -> Iterator[Snippet]:
     )
 
 
-def _classifies(architectures: object) -> bool:
-    names = architectures if isinstance(architectures, list) else []
-    return any(str(name).endswith("ForSequenceClassification") for name in names)
-
-
-def _use(loader: str) -> str:
+def _use(decoder: bool) -> str:
+    """Return the lines that use ``model`` and ``tokenizer``."""
     tokens = f'tokens = tokenizer("{QUESTION}", return_tensors="pt")\n'
-    if loader == CLASSIFIER:
+    if not decoder:
         return f"{tokens}print(model(**tokens).logits.argmax(-1))"
     return (
         f"{tokens}answer = model.generate(**tokens, max_new_tokens=50)\n"
         "print(tokenizer.decode(answer[0]))"
     )
-
-
-def _text(value: Path | str) -> str:
-    return repr(str(value))
