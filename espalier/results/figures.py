@@ -1,6 +1,6 @@
 """Quality, size and cost of a run, as ``summary.json`` has them."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,10 @@ class Quality:
     """Value by row of the result table (``dense``, ``federated``, ...)."""
     sha256: str | None = None
     """Hash of the tokens on which the models were evaluated; None if they are the clients' own."""
+    chance: float | None = None
+    """Score of random answers; None if there is none."""
+    of_clients: Collection[str] = ()
+    """Rows whose value is a mean over clients."""
 
     @property
     def title(self) -> str:
@@ -41,16 +45,28 @@ def figure_text(metric: str, value: float) -> str:
     """Return a value of a metric for a table; large numbers have three significant digits."""
     if abs(value) >= HUGE:
         return f"{value:.3g}"
-    return f"{value:.2f}" if metric == PERPLEXITY else f"{value:.3f}"
+    return f"{value:.{num_digits(metric)}f}"
+
+
+def num_digits(metric: str) -> int:
+    """Return the number of decimal places with which values of a metric are shown."""
+    return 2 if metric == PERPLEXITY else 3
 
 
 @dataclass(frozen=True)
 class Size:
-    """Number of parameters and bytes of the files of a model or an adapter; None if unknown."""
+    """Size of a model, or of an adapter for one; numbers are None if they are unknown."""
 
     parameters: float | None = None
     num_bytes: float | None = None
-    is_adapter: bool = False
+    """Bytes of its safetensors files; None also if none were written."""
+    folder: str = ""
+    """Folder of the files in the run directory, or empty; the size of ``clients`` is a mean."""
+
+    @property
+    def is_adapter(self) -> bool:
+        """True if the size is that of an adapter."""
+        return self.folder == ADAPTER
 
     def with_base(self, base: "Size") -> "Size":
         """Return the size of what is loaded for use: an adapter together with its base model."""
@@ -58,18 +74,26 @@ class Size:
             return self
         return Size(_sum(self.parameters, base.parameters), _sum(self.num_bytes, base.num_bytes))
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the size as JSON values."""
+        return {
+            "parameters": self.parameters,
+            "bytes": self.num_bytes,
+            "folder": self.folder or None,
+        }
+
 
 def _sum(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else one + other
 
 
 def qualities(run: FinishedRun) -> list[Quality]:
-    """Return all measures of a run that has a summary, perplexities first.
+    """Return all measures of a run that has a summary, in its order: perplexities first.
 
     Raises InputError if ``summary.json`` has another form.
     """
     try:
-        return [_quality(entry) for entry in run.summary.get("metrics", [])]
+        return [_quality(entry) for entry in run.summary.get("metrics") or ()]
     except (KeyError, TypeError, ValueError, AttributeError):
         raise _damaged(run, "metrics") from None
 
@@ -80,12 +104,15 @@ def _quality(entry: Mapping[str, Any]) -> Quality:
         for column, value in entry["values"].items()
     }
     sha256 = entry.get("samples_sha256")
+    chance = entry.get("chance")
     return Quality(
         str(entry["name"]),
         str(entry["dataset"]),
         entry["direction"] == "lower",
         values,
         None if sha256 is None else str(sha256),
+        None if chance is None else float(chance),
+        list(entry.get("medians_of_clients") or ()),
     )
 
 
@@ -119,7 +146,7 @@ def _size(run: FinishedRun, column: str) -> Size:
         return Size(
             float(found["parameters"]),
             None if num_bytes is None else float(num_bytes),
-            found["folder"] == ADAPTER,
+            found["folder"] or "",
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         raise _damaged(run, "size") from None

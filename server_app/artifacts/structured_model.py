@@ -16,10 +16,10 @@ from espalier.hf.structured.export import (
     export_structured,
     zero_biases,
 )
+from espalier.results.figures import Size
 from espalier.settings.pruning import SmallerSettings
 from server_app.artifacts.outcome import Model, Outcome
 from server_app.report.model_card import smaller_card
-from server_app.report.result_size import Size
 from strategies.base.method import RunResult
 
 

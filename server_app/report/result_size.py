@@ -3,16 +3,15 @@
 import os
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from safetensors import safe_open
 
 from espalier.amounts import size
 from espalier.hf.opening.opened import OpenedModel
+from espalier.results.figures import Size
 from espalier.results.finished_run import ADAPTER, CLIENTS, MODEL
 from espalier.settings.run import RunSettings
 
@@ -20,30 +19,6 @@ HOW_MUCH_GOES = ("pruning_ratio", "width_pruning_ratio")
 """Keys of the methods' tables that determine how small a model becomes."""
 TOLERANCE = 0.005
 """Fraction by which files may differ, due to headers and names, and still count as equal."""
-
-
-@dataclass(frozen=True)
-class Size:
-    """Size of a model, or of an adapter for one."""
-
-    parameters: float
-    num_bytes: float | None = None
-    """Bytes of its safetensors files; None if none were written."""
-    folder: str = ""
-    """Folder of the files in the run directory, or empty; the size of ``clients`` is a mean."""
-
-    @property
-    def is_adapter(self) -> bool:
-        """True if the size is that of an adapter."""
-        return self.folder == ADAPTER
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the size as JSON values."""
-        return {
-            "parameters": self.parameters,
-            "bytes": self.num_bytes,
-            "folder": self.folder or None,
-        }
 
 
 def size_of_base(model: OpenedModel) -> Size:
@@ -61,25 +36,25 @@ def size_of_result(run_directory: Path, *, personal: bool) -> Size | None:
     """
     if personal:
         # Each client's model has a size of its own.
-        own = [_size_of_files(folder, CLIENTS) for folder in (run_directory / CLIENTS).glob("*")]
+        own = [_counts(folder) for folder in (run_directory / CLIENTS).glob("*")]
         if not own:
             return None
-        parameters = fmean(one.parameters for one in own)
-        return Size(parameters, fmean(one.num_bytes or 0 for one in own), CLIENTS)
+        parameters, num_bytes = (fmean(values) for values in zip(*own, strict=True))
+        return Size(parameters, num_bytes, CLIENTS)
     for name in (MODEL, ADAPTER):
         if (run_directory / name).is_dir():
-            return _size_of_files(run_directory / name, name)
+            return Size(*_counts(run_directory / name), name)
     return None
 
 
-def _size_of_files(folder: Path, name: str) -> Size:
-    """Return the size of all safetensors files in a folder; only their headers are read."""
+def _counts(folder: Path) -> tuple[int, int]:
+    """Return parameters and bytes of a folder's safetensors files; only headers are read."""
     parameters = num_bytes = 0
     for file in sorted(folder.rglob("*.safetensors")):
         num_bytes += file.stat().st_size
         with safe_open(file, framework="numpy") as tensors:
             parameters += sum(prod(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118
-    return Size(parameters, num_bytes, name)
+    return parameters, num_bytes
 
 
 def larger_than_base(base: Size, result: Size | None, settings: RunSettings) -> list[str]:

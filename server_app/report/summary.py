@@ -21,12 +21,13 @@ from espalier.messages.ledger import Traffic
 from espalier.messages.tensor_blobs import TensorSpec
 from espalier.privacy.guarantee import guarantee_of
 from espalier.results.base_chain import chain_of
+from espalier.results.figures import Size
 from espalier.settings.pruning import PersonalModelSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.tables.evaluation import OWN_TEXT
 from espalier.storage.atomic import finite_values, write_json
 from pruning_kernels.votes.bitmask import Words, count, num_words
-from server_app.report.result_size import Size, larger_than_base, size_of_base, size_of_result
+from server_app.report.result_size import larger_than_base, size_of_base, size_of_result
 from strategies.base.evaluation import ClientFigures
 from strategies.base.roster import Roster
 from strategies.base.run_folder import RunFolder

@@ -109,7 +109,7 @@ def _size(summary: Summary, column: str) -> list[str]:
     """
     found = summary.sizes.get(column)
     base = summary.sizes.get("dense")
-    if found is None or base is None:
+    if not (found and base and found.parameters and base.parameters):
         return ["-", "-"]
     on_top = "+" if found.is_adapter else ""
     # The change of size is shown only for whole models.

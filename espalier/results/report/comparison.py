@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
 from statistics import NormalDist
-from typing import Any
 
+from espalier.results.figures import Quality, num_digits, qualities
 from espalier.results.finished_run import FinishedRun
 from espalier.settings.tables.evaluation import OWN_TEXT
 
@@ -55,23 +55,21 @@ class Value:
 class Comparison:
     """Values of all models by one measure, such as the perplexity on one text."""
 
-    measure: str
-    dataset: str
-    lower_is_better: bool
+    quality: Quality
     values: Mapping[str, Value]
     """Values by column; a model that was not evaluated has none."""
-    chance: float | None = None
 
     @property
     def title(self) -> str:
         """Name of the measure and of the text or task."""
-        where = "the clients' own text" if self.dataset == OWN_TEXT else self.dataset
-        return f"{NAMES.get(self.measure, self.measure)} on {where}"
+        metric, dataset = self.quality.metric, self.quality.dataset
+        where = "the clients' own text" if dataset == OWN_TEXT else dataset
+        return f"{NAMES.get(metric, metric)} on {where}"
 
     @property
     def digits(self) -> int:
         """Number of decimal places of its values."""
-        return 2 if self.measure == "perplexity" else 3
+        return num_digits(self.quality.metric)
 
     @property
     def change(self) -> float | None:
@@ -85,38 +83,40 @@ class Comparison:
         """True if the federated model is better than the dense one; None if they are equal."""
         if not self.change:
             return None
-        return (self.change < 0) == self.lower_is_better
+        return (self.change < 0) == self.quality.lower_is_better
 
 
 def comparisons_of(run: FinishedRun) -> list[Comparison]:
-    """Return the measures of a run that have at least one value, in the order of the summary."""
-    found = [_comparison(run, entry) for entry in run.summary.get("metrics") or ()]
+    """Return the measures of a run that have at least one value, in the order of the summary.
+
+    Raises InputError if ``summary.json`` has another form.
+    """
+    found = [_comparison(run, quality) for quality in qualities(run)]
     return [one for one in found if one.values]
 
 
-def _comparison(run: FinishedRun, entry: Mapping[str, Any]) -> Comparison:
-    measure = str(entry["name"])
-    dataset = str(entry["dataset"])
-    of_clients = entry.get("medians_of_clients") or {}
+def _comparison(run: FinishedRun, quality: Quality) -> Comparison:
     items = (run.summary.get("test_items") or {}).get("number", 0)
     values = {}
     for column in COLUMNS:
-        value = entry["values"].get(column)
+        value = quality.values.get(column)
         if value is None:
             continue
-        clients = _of_clients(run, measure, dataset, column) if column in of_clients else {}
-        has_interval = measure in PROPORTIONS and items and not clients
+        clients = _of_clients(run, quality, column) if column in quality.of_clients else {}
+        # A mean over clients is not a fraction of independent items.
+        has_interval = quality.metric in PROPORTIONS and items and not clients
         interval = wilson_interval(value, items) if has_interval else None
-        values[column] = Value(column, float(value), clients, interval)
-    return Comparison(measure, dataset, entry["direction"] == "lower", values, entry.get("chance"))
+        values[column] = Value(column, value, clients, interval)
+    return Comparison(quality, values)
 
 
-def _of_clients(run: FinishedRun, measure: str, dataset: str, column: str) -> dict[int, float]:
+def _of_clients(run: FinishedRun, quality: Quality, column: str) -> dict[int, float]:
     """Return the clients' values, which ``summary.json`` has under one of two names."""
-    names = (f"{measure}/{dataset}/{column}", f"{measure}/{dataset}")
+    name = f"{quality.metric}/{quality.dataset}"
     found = {}
     for client in run.summary["clients"]:
-        values = [client["metrics"].get(name) for name in names]
+        # On its own text a client has a value of each model, otherwise of one.
+        values = [client["metrics"].get(key) for key in (f"{name}/{column}", name)]
         known = [value for value in values if value is not None]
         if known:
             found[int(client["client"])] = float(known[0])

@@ -71,7 +71,7 @@ def _draw_models(axes: "Axes", comparison: Comparison) -> None:
     axes.set_yticks(range(len(columns)), names)
     axes.set_ylim(-0.6, len(columns) - 0.3)
     _set_scale(axes, [value for column in columns for value in _all(comparison, column)])
-    better = "lower" if comparison.lower_is_better else "higher"
+    better = "lower" if comparison.quality.lower_is_better else "higher"
     axes.set_title(fill(f"{comparison.title} ({better} is better)", TITLE), fontsize=10)
 
 
@@ -132,7 +132,7 @@ def draw_clients(comparison: Comparison, sites: dict[int, str]) -> str:
 
 def _id(comparison: Comparison) -> str:
     """Return letters, digits and hyphens that name a comparison within the page."""
-    text = f"{comparison.measure}-{comparison.dataset}".encode()
+    text = f"{comparison.quality.metric}-{comparison.quality.dataset}".encode()
     return text.hex()
 
 

@@ -55,8 +55,8 @@ PAGE = """\
 <div class="scroll"><table>
 {{ head([""] + columns.values() | list) }}
 <tbody>{% for one in comparisons %}<tr>
-<td>{{ one.title }}<span class="small">{{ "lower" if one.lower_is_better else "higher" }} is better
-{%- if one.chance is not none %}; chance {{ one.chance | number(one.digits) }}{% endif %}</span></td>
+<td>{{ one.title }}<span class="small">{{ "lower" if one.quality.lower_is_better else "higher" }} is better
+{%- if one.quality.chance is not none %}; chance {{ one.quality.chance | number(one.digits) }}{% endif %}</span></td>
 {% for column in columns %}<td>{{ scores(one, column) }}</td>{% endfor %}
 </tr>{% endfor %}</tbody>
 </table></div>

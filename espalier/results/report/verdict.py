@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from espalier.amounts import count, duration, size
 from espalier.privacy.guarantee import in_words
+from espalier.results.figures import PERPLEXITY
 from espalier.results.finished_run import FinishedRun
 from espalier.results.report.comparison import Comparison
 from espalier.results.run_status import run_status
@@ -37,7 +38,7 @@ def _privacy(run: FinishedRun) -> Iterator[str]:
 
 def main_of(comparisons: Sequence[Comparison]) -> Comparison:
     """Return the measure that the report names first: a score of the task, if there is one."""
-    scores = [one for one in comparisons if one.measure != "perplexity"]
+    scores = [one for one in comparisons if one.quality.metric != PERPLEXITY]
     return [*scores, *comparisons][0]
 
 
@@ -82,7 +83,8 @@ def _beside_baselines(main: Comparison) -> Iterator[str]:
         if value == federated:
             words = "equal to"
         else:
-            words = "better than" if (federated < value) == main.lower_is_better else "worse than"
+            is_better = (federated < value) == main.quality.lower_is_better
+            words = "better than" if is_better else "worse than"
         yield f"It is {words} what {what} ({value:,.{main.digits}f})."
 
 

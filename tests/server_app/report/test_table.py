@@ -10,9 +10,10 @@ from safetensors.numpy import save_file
 
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.ledger import Traffic
+from espalier.results.figures import Size
 from espalier.settings.run import parse
 from server_app.artifacts.pruned_model import rounding_notes
-from server_app.report.result_size import Size, larger_than_base, size_of_base, size_of_result
+from server_app.report.result_size import larger_than_base, size_of_base, size_of_result
 from server_app.report.summary import Summary
 from server_app.report.table import show
 from tests.tiny_model import save_tiny_llama
