@@ -157,6 +157,7 @@ def number(run: FinishedRun, key: str) -> float | None:
     value = run.summary.get(key)
     if value is None:
         return None
+    # In Python, True is a number too.
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _damaged(run, key)
     return float(value)

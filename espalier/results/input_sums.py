@@ -57,6 +57,7 @@ def write_sums(
     def tensors() -> Iterator[tuple[str, Tensor]]:
         for block in plan.blocks:
             sums = sums_of(block.index)
+            # Matrices that read the same input, such as query and key, have the same sums.
             first = shared_inputs(block)
             for linear in block.linears:
                 yield linear.parameter, sums[first[linear.name]]

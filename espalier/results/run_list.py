@@ -206,6 +206,7 @@ def main(document: Mapping[str, Any]) -> int:
         0, or 2 if a directory contains no run or a run cannot be read.
     """
     code = 0
+    # By path, so that a run that two directories contain is listed once.
     rows: dict[str, Listed] = {}
     for directory in document["directories"]:
         try:
@@ -217,6 +218,7 @@ def main(document: Mapping[str, Any]) -> int:
     if document["json"]:
         print(json.dumps([asdict(row) for row in chosen], indent=2))
     elif chosen:
+        # In a file or a pipe, lines are not folded to the width of a terminal.
         console = Console() if sys.stdout.isatty() else Console(width=WIDTH, color_system=None)
         common = os.path.commonpath([Path(row.path).absolute().parent for row in chosen])
         print(f"{common}/", flush=True)

@@ -45,6 +45,7 @@ def run_status(folder: Path) -> tuple[str, str]:
 
     Raises InputError if the directory is not a run directory, or cannot be read.
     """
+    # A run that has just begun, or was killed early, has no summary.
     if not (folder / SUMMARY).exists() and (folder / RECORD).is_file():
         return _at_work_or_interrupted(folder)
     document = _summary(folder)

@@ -89,6 +89,7 @@ def measured_apart(
     own = {key: str(path) for key, path in paths.items()}
     document = {**own, **conditions, "threads": threads}
     done = subprocess.run(
+        # ``-P``: modules in the current directory must not replace those of libraries.
         [sys.executable, "-P", "-m", PROCESS],
         input=json.dumps(document),
         env={**os.environ, "OMP_NUM_THREADS": str(threads)},
@@ -96,6 +97,7 @@ def measured_apart(
         text=True,
         check=False,
     )
+    # Libraries may print too; the figures are the last object.
     lines = list(_printed(done.stdout))
     if done.returncode or not lines:
         why = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"

@@ -230,6 +230,7 @@ class Plan:
         rounds = self.traffic.strategy.num_rounds
         alone = any(one.kind == "alone" for one in self.traffic.exchanges()[0])
         everything = self.traffic.of_client(0).num_bytes
+        # The local baseline repeats the work of all rounds.
         whole = speeds.seconds(rounds * operations * (2 if alone else 1), everything)
         how = "measured on this machine" if speeds.measured else "stated"
         found = duration(self.seconds_of_round(0, speeds), tenths=True)
@@ -260,6 +261,7 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     return [
         "  "
         + "  ".join(
+            # Round and message are text, all other columns are numbers.
             cell.ljust(width) if place < 2 else cell.rjust(width)
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()

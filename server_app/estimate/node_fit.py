@@ -68,6 +68,7 @@ def on_disks(node: NodeSettings, parts: Mapping[str, int]) -> Iterator[str]:
     yield f"disk       {_on_disk('state-dir', root, private)}"
     if node.models_dir and OWN_MODEL in parts:
         models = at_home(node.models_dir)
+        # Two folders on one disk share its free space.
         same = _existing(models).stat().st_dev == _existing(root).stat().st_dev
         others = sum(private.values()) if same else 0
         yield f"           {_on_disk('models-dir', models, {OWN_MODEL: parts[OWN_MODEL]}, others)}"
@@ -101,6 +102,7 @@ def told(memory: Memory, *, on_device: bool) -> str:
     Raises InputError if the machine or the device has less memory.
     """
     libraries = 0 if on_device else memory.libraries
+    # ``machine_memory`` has them in the other order.
     free, total = torch.cuda.mem_get_info() if on_device else machine_memory()[::-1]
     peak = libraries + memory.largest.num_bytes
     where = "the device" if on_device else "this machine"

@@ -33,6 +33,7 @@ def record_peak(folder: Path) -> None:
     if not (folder / FILE).exists():
         return
     document = read_json_object(folder / FILE)
+    # A resumed run has several processes, of which the largest counts.
     before = document.get("measured", {}).get("server_memory", 0)
     measured = {"server_memory": max(before, peak_resident())}
     write_json(folder / FILE, {**document, "measured": measured})

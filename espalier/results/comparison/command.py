@@ -86,6 +86,7 @@ def _markdown_table(table: TableOf) -> str:
 
 
 def _escaped(text: str) -> str:
+    # The backslash first, so that the backslashes added for ``|`` are not doubled.
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
 
 
@@ -131,6 +132,7 @@ def main(document: Mapping[str, Any]) -> None:
     paths = require_places(document["out"])
     comparison = compare(runs_of(document["runs"]), document.get("labels", ()))
     plot = plot_of(comparison, document["metric"], document["against"])
+    # All contents are made before the first file is written, so an error leaves none.
     contents = {path: file_content(path, comparison, plot) for path in paths}
     show(comparison, plot)
     for path, content in contents.items():

@@ -171,6 +171,7 @@ class Comparison:
     def dense(self, quality: Quality) -> float | None:
         """Return the value of the original model, if a run started from it and evaluated it."""
         for index, entry in enumerate(self.entries):
+            # In a longer chain, the dense model of a run is the result of the run before.
             if len(entry.chain) == 1 and (index, quality.key) in self.values:
                 return entry.qualities[quality.key].values.get(DENSE)
         return None
@@ -237,6 +238,7 @@ def compare(folders: Sequence[Path], labels: Sequence[str] = ()) -> Comparison:
         except EspalierError as error:
             excluded[entry.label] = str(error)
             continue
+        # ``columns`` has the first run with each measure, to which all later ones are compared.
         own, missing = _comparable(entry, columns)
         if reason := _why_not(entry, chosen, own, missing):
             excluded[entry.label] = reason
@@ -245,6 +247,7 @@ def compare(folders: Sequence[Path], labels: Sequence[str] = ()) -> Comparison:
         gaps += missing
         for key, quality in own.items():
             if (value := quality.values[FEDERATED]) is not None:
+                # The run is appended to ``chosen`` below, so this is its index.
                 values[len(chosen), key] = value
         chosen.append(entry)
     if not chosen or (len(chosen) < 2 <= len(folders)):
@@ -256,6 +259,7 @@ def compare(folders: Sequence[Path], labels: Sequence[str] = ()) -> Comparison:
 def _require_readable(entry: Entry) -> None:
     """Read all that a comparison needs; raise InputError if a file of the run is damaged."""
     for name in ("parameters", "disk", "bytes", "seconds"):
+        # Each cost reads the summaries of the whole chain.
         entry.cost(name)
     if not entry.settings:
         raise InputError(f"{entry.run.path / 'settings.toml'}: is empty")
@@ -316,6 +320,7 @@ def _other_samples(one: Entry, quality: Quality, other: Entry, same: Quality) ->
         for key in mine
         if mine[key] != theirs.get(key)
     ]
+    # The hashes decide, because different settings may give the same samples.
     if quality.sha256 is not None and same.sha256 is not None:
         if quality.sha256 == same.sha256:
             return ""

@@ -42,6 +42,7 @@ def front_of(
 
     A point is on the front if no other is at least as good in both values and better in one.
     """
+    # With this sign, lower is better in both values.
     sign = 1 if lower_is_better else -1
     places = [(cost, sign * quality) for cost, quality in zip(costs, qualities, strict=True)]
     front = [
@@ -70,6 +71,7 @@ def _draw(plot: Plot, figure: Figure) -> None:
     front = front_of(costs, values, lower_is_better=plot.lower_is_better)
     if plot.reference is not None:
         axes.axhline(plot.reference, color=GREY, linestyle=":", label="original model")
+    # Between two points of the front, the cheaper one is the best that there is.
     axes.plot(
         [costs[index] for index in front],
         [values[index] for index in front],

@@ -91,6 +91,7 @@ def _costs(entry: Entry) -> list[str]:
     parameters = MISSING
     if written.parameters is not None:
         parameters = f"{more}{written.parameters:,.0f}"
+        # An adapter has no percentage: it does not replace the original model.
         if original and not more and written.parameters != original:
             parameters += f" ({written.parameters / original:.1%})"
     return [
@@ -178,6 +179,7 @@ def _csv_row(comparison: Comparison, index: int) -> dict[str, Any]:
     for quality in comparison.columns:
         if (index, quality.key) in comparison.values:
             own = entry.qualities[quality.key]
+            # The run's own measure also has the values of its baselines.
             row |= {f"{own.title} {column}": value for column, value in own.values.items()}
     row |= {
         "parameters": entry.written.parameters,

@@ -35,6 +35,7 @@ def card_of(source: Source, as_adapter: bool, license_name: str = "", repository
     own_code = has_own_code(source.model.config)
     place = repository or "this directory"
     load = how_to_load(source.model, place, as_adapter=as_adapter, own_code=own_code) + "\n"
+    # The run's card loads "this directory"; the export may have another name and form.
     body = CODE.sub(lambda _: load, body, count=1) if CODE.search(body) else f"{body}\n{load}"
     lines += [body.strip(), "", *_results(source)]
     return "\n".join(lines).rstrip() + "\n"
@@ -96,6 +97,7 @@ def datasets_of(source: Source) -> list[str]:
     if source.run is None or source.run.setting("data.source") != "hub":
         return []
     path = str(source.run.setting("data.path"))
+    # A relative path to local files may look like a name of the hub.
     return [path] if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) and not Path(path).exists() else []
 
 

@@ -50,6 +50,7 @@ def _export(document: Mapping[str, Any]) -> None:
         for key in ("adapter", "client", "dtype"):
             if document[key]:
                 raise InputError(f"--{key}: does not apply to --to {IMATRIX}; leave it out")
+    # Refuse a bad repository or account before the result is opened.
     upload = prepared(document["repository"]) if document["to"] == HUB else None
     source = open_source(document["source"], adapter=document["adapter"], client=document["client"])
     if document["to"] == GGUF:
@@ -59,6 +60,7 @@ def _export(document: Mapping[str, Any]) -> None:
         _to_imatrix(source, target)
         return
     if upload is not None:
+        # Nothing is written if the licence of the base model is not known.
         upload.take(source, as_adapter=document["adapter"], license_name=document["license"])
     license_name = document["license"] if upload is None else upload.license_name
     as_adapter = document["adapter"]
@@ -131,6 +133,7 @@ def _unfinished(file: Path) -> Iterator[Path]:
     try:
         yield unfinished
         unfinished.rename(file)
+    # Ctrl-C must not leave half a file either.
     except BaseException:
         unfinished.unlink(missing_ok=True)
         if not any(file.parent.iterdir()):

@@ -52,6 +52,7 @@ def draw_comparison(comparisons: Sequence[Comparison]) -> str:
 
 def _draw_models(axes: "Axes", comparison: Comparison) -> None:
     columns = [column for column in COLUMNS if column in comparison.values]
+    # The vertical axis points up, so the first model gets the highest place.
     for place, column in enumerate(reversed(columns)):
         value = comparison.values[column]
         look = MODELS[column]
@@ -98,6 +99,7 @@ def draw_clients(comparison: Comparison, sites: dict[int, str]) -> str:
     columns = [column for column in COLUMNS if comparison.values.get(column, None)]
     with_clients = [column for column in columns if comparison.values[column].clients]
     clients = sorted(set().union(*(comparison.values[column].clients for column in with_clients)))
+    # Sort by the last model that has values of clients, which is the federated one if it has any.
     last = with_clients[-1]
     own = comparison.values[last].clients
     clients.sort(key=lambda client: own.get(client, float("inf")), reverse=True)
@@ -110,6 +112,7 @@ def draw_clients(comparison: Comparison, sites: dict[int, str]) -> str:
             look = MODELS[column]
             axes.plot(shown, places, look.marker, color=look.colour, label=COLUMNS[column])
         for column in columns:
+            # One model for all clients is a line across them.
             if column not in with_clients:
                 value = comparison.values[column].value
                 style: dict[str, Any] = {
@@ -132,6 +135,7 @@ def draw_clients(comparison: Comparison, sites: dict[int, str]) -> str:
 
 def _id(comparison: Comparison) -> str:
     """Return letters, digits and hyphens that name a comparison within the page."""
+    # Hexadecimal digits, because the name of a dataset may have any characters.
     text = f"{comparison.quality.metric}-{comparison.quality.dataset}".encode()
     return text.hex()
 
@@ -206,6 +210,7 @@ def draw_heat_map(heat: HeatMap, number: int) -> str:
         rotation = 0 if sum(map(len, heat.columns)) <= 40 else 30
         turned: dict[str, Any] = {"ha": "right", "rotation_mode": "anchor"} if rotation else {}
         axes.set_xticks(range(len(heat.columns)), heat.columns, rotation=rotation, **turned)
+        # There is room for about 40 numbers.
         step = -(-len(rows) // 40)
         axes.set_yticks(range(0, len(rows), step), list(map(str, heat.rows))[::step])
         axes.grid(visible=False)
@@ -224,6 +229,7 @@ def _write_values(
     for y, row in enumerate(rows):
         for x, value in enumerate(row):
             if value == value:  # not NaN
+                # The colour map ends in yellow, on which white cannot be read.
                 colour = "black" if value > 0.55 * high else "white"
                 text = f"{value:.0%}" if heat.percent else f"{value:.2g}"
                 axes.text(x, y, text, ha="center", va="center", fontsize=8, color=colour)

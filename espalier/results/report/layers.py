@@ -106,6 +106,7 @@ def _zeros(path: Path, sizes: Mapping[str, int]) -> HeatMap:
     with safe_open(path, framework="numpy") as masks:
         for name in masks.keys():  # noqa: SIM118
             words = masks.get_tensor(name)
+            # The last word of a mask may have bits without a weight.
             number = sizes.get(name, BITS * words.size)
             values[_place(name)] = float(np.bitwise_count(words).sum() / number)
     return _table("Fraction of the weights that are zero", values)
@@ -244,5 +245,6 @@ def _updates(adapter: Path) -> HeatMap:
             a = tensors.get_tensor(name).double().numpy()
             b = tensors.get_tensor(other).double().numpy()
             square = float(np.sum((b.T @ b) * (a @ a.T)))
+            # Rounding may make the square of a tiny update negative.
             values[_place(name.replace(".lora_A", ""))] = max(0.0, square) ** 0.5
     return _table("Norm of the adapter's update of each matrix", values, percent=False)

@@ -110,6 +110,7 @@ def _content(run: FinishedRun) -> dict[str, Any]:
     layers = layers_of(run)
     clients = summary.get("clients") or []
     method = str(summary["method"])
+    # The title of a method ends with an explanation in parentheses.
     name, _, what = METHODS[method].title.partition(" (") if method in METHODS else (method, "", "")
     present = {column for one in comparisons for column in one.values}
     content = {
@@ -124,6 +125,7 @@ def _content(run: FinishedRun) -> dict[str, Any]:
         "verdict": verdict(run, comparisons),
         "columns": {column: name for column, name in COLUMNS.items() if column in present},
         "comparisons": comparisons,
+        # Sizes of baselines are shown only if their quality is.
         "sizes": [row for row in _sizes(run) if row.column in present | {"dense", "federated"}],
         "has_result": bool(run.model or run.adapter or run.client_models),
         "measurements": measured_rows(run),
@@ -182,6 +184,7 @@ def _figures(
         one for one in comparisons if any(len(own.clients) > 1 for own in one.values.values())
     ]
     curves = curves_of(run)
+    # A figure of one value would show no more than the table.
     several = [one for one in comparisons if len(one.values) > 1]
     dense = {one.title: one.values["dense"].value for one in comparisons if "dense" in one.values}
     drawn = {

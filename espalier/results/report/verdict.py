@@ -113,6 +113,7 @@ def _size(run: FinishedRun) -> Iterator[str]:
     if result["bytes"] is not None:
         now = size(result["bytes"])
         before = size(base["bytes"])
+        # Compared as they are shown, so that the sentence does not name one size twice.
         same = now == before
         sentence += f", and takes {now} on disk" + (
             ", like it" if same else f" instead of {before}"

@@ -165,6 +165,7 @@ def main(document: Mapping[str, Any]) -> None:
     torch.manual_seed(document["seed"])
     talks = conversations(document)
     screen = Screen(Console(), [talk.name for talk in talks])
+    # The last model is the result, after the base model.
     if not talks[-1].has_template:
         tell(NO_TEMPLATE)
     if document["prompt"] is not None:

@@ -95,7 +95,9 @@ class Conversation:
     def _fitting(self, text: str) -> tuple["Tensor", int]:
         """Return the prompt's token ids, shape (1, tokens), and the number of turns left out."""
         limit = self._limit()
+        # The answer gets at most half of what the model reads.
         room = limit - min(self.answering.max_new_tokens, limit // 2)
+        # Leave out the oldest turns one by one, until the rest fits.
         for forgotten in range(len(self.turns) + 1):
             prompt = self._prompt(self.turns[forgotten:], text)
             if prompt.shape[1] <= room:
@@ -145,6 +147,7 @@ class Conversation:
 
         prompt = prompt.to(self.model.device)
         config = deepcopy(self.model.generation_config)
+        # transformers warns if both lengths are set.
         config.max_length = None
         config.max_new_tokens = min(self.answering.max_new_tokens, self._limit() - prompt.shape[1])
         config.do_sample = self.answering.temperature > 0

@@ -16,6 +16,7 @@ SPLITS = ("train", "validation", "validation_matched", "test", "dev")
 def _arc(record: Json) -> Json:
     if not isinstance(record["question"], dict):
         return record
+    # The published file has a list of choices, the hub's has a list for each field.
     choices = record["question"]["choices"]
     columns = {name: [choice[name] for choice in choices] for name in ("text", "label")}
     return {
@@ -36,6 +37,7 @@ def _boolq(record: Json) -> Json:
 
 
 def _hellaswag(record: Json) -> Json:
+    # The published file has the context in one piece.
     whole = {"ctx_a": record["ctx"], "ctx_b": ""} if "ctx_a" not in record else {}
     return record | whole | {"label": str(record["label"])}
 

@@ -79,6 +79,7 @@ class DryRun(Method):
         self.case = case
         self.exchanges: dict[int, list[Exchange]] = defaultdict(list)
         """Exchanges with each client, in order."""
+        # Strategies report their progress, which is of no interest here.
         silent = SimpleNamespace(**dict.fromkeys(("begin", "step", "note"), lambda *_, **__: None))
         computing = Computing(torch.device("cpu"), torch.float32, 1)
         given = SimpleNamespace(
@@ -126,6 +127,7 @@ class DryFederation(Federation):
         """Receive the replies, and assume what they lead to."""
         clients = []
         for body in replies:
+            # Further parts of a reply come from clients that are in the list already.
             if body.header.kind == "train":
                 clients.append(body.header.client)
             self._note_arrival(body)
@@ -240,6 +242,7 @@ class DryRounds(Rounds):
         key = (*place, repr(request.fields), *sorted(request.blobs.items()))
         if key not in self._sizes:
             contract = contract_for(request, lambda: self.plan, self.settings)
+            # What the method knows takes precedence.
             known = {
                 **_implied(request, contract, self.settings),
                 **self.method.known_fields(request),

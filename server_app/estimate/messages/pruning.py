@@ -91,6 +91,7 @@ class DryFedSpaLLM(DryRun, FedSpaLLM):
         local = num_kept(block, self.run.settings, self.rounds.finished + 1)
         disjoint = self.case == "most" and not self.settings.mask_expansion
         times = senders if disjoint else 1
+        # Disjoint sets of kept weights add up, at most to the whole matrix.
         return [min(one.num_weights, times * local[one.name]) for one in block.linears]
 
 

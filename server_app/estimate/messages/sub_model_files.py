@@ -33,5 +33,6 @@ def files_of(settings: RunSettings, model: OpenedModel) -> dict[str, int]:
         name: len(shard_header(specs)) + sum(spec.num_bytes for spec in specs.values())
         for name, specs in weights.items()
     }
+    # The file ends with a newline.
     sizes["config.json"] = len(json.dumps(config, indent=2)) + 1
     return {name: size for name, size in sorted(sizes.items()) if FILES.fullmatch(Path(name).name)}

@@ -77,6 +77,7 @@ class RunTraffic:
 
     @cached_property
     def _least(self) -> DryRun:
+        # Without open questions both cases are the same run.
         if not self.open_questions:
             return self.strategy
         return self._kind(self.settings, self.model, self.tests, "least")

@@ -172,6 +172,7 @@ class DryFedSpine(DryTuning, FedSpine):
     def _cut_of(self, share: float) -> Cut:
         """Return a cut with this pruning ratio, from which only shapes are used."""
         if self.job.selection == "kind":
+            # Shapes depend on the number of groups of each kind, so any scores will do.
             scores = torch.zeros(len(self.groups.costs), dtype=torch.float64)
             return lowest(self.groups, scores, self.job, share)
         run = self.run.settings

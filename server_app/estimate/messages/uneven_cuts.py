@@ -42,12 +42,14 @@ def uneven_cut(
         more or fewer parts
     """
     job = run.of(FedSpineSettings)
+    # Number of adapter values in one group of each pool.
     values = [0] * len(groups.counts)
     for index, adapter in adapters:
         kind, _ = kind_of(adapter.linear.name)
         size = group_size(groups.plan, adapter.linear.name, kind)
         values[2 * index + GROUP_KINDS.index(kind)] += size
     density = [value / cost for value, cost in zip(values, groups.pool_costs.tolist(), strict=True)]
+    # Bytes by which messages of equal content may differ, as adapter values per target.
     tensors = sum(1 + 2 * len(of_block) for of_block in adapters.blocks.values())
     bytes_around = AROUND_TENSOR * tensors + around_parts
     targets = groups.targets(share, job.selection)
@@ -58,11 +60,13 @@ def uneven_cut(
         # This many parameters, more or fewer, have ``around`` adapter values or more.
         slack = groups.room(pools, job) + around / min(density[pool] for pool in pools)
         largest = int(max(groups.pool_costs[pool] for pool in pools))
+        # Cut beyond the target for the fewest bytes, and less than it for the most.
         left = target + slack + largest if case == "least" else target - slack
         for pool in sorted(pools, key=density.__getitem__, reverse=case == "least"):
             wanted = left / int(groups.pool_costs[pool])
             whole = math.ceil(wanted) if case == "least" else math.floor(wanted)
             gone = max(0, min(can_go[pool], whole))
+            # Groups of a pool are alike, so any of them will do.
             span = groups.span(range(pool, pool + 1))
             found[span.stop - gone : span.stop] = True
             left -= gone * int(groups.pool_costs[pool])

@@ -82,6 +82,7 @@ class Masking(BlockWalk):
 
     def server_files(self) -> dict[str, int]:
         """Return the bytes of the masks."""
+        # One bit per weight.
         return {"masks": self.plan.num_weights // 8}
 
 
@@ -90,6 +91,7 @@ class Pooled(Masking):
 
     def __init__(self, traffic: RunTraffic) -> None:
         super().__init__(traffic)
+        # Only a local baseline makes a client select weights, with the compiled kernels.
         if self.processes[0] == "pruning client" and not self.settings.evaluation.local_baseline:
             self.processes = ("client", "pruning server")
 
@@ -205,6 +207,7 @@ class OneLayer(BlockWalk):
     def operations(self) -> float:
         """Return the operations of the steps of one layer."""
         tokens = self.job.batch_size * self.tokens
+        # A backward pass takes twice the operations of a forward pass.
         return 3 * self.job.steps * self.forward(tokens, self.sizes.largest_block)
 
 

@@ -97,6 +97,7 @@ class Sizes:
     def hidden_states(self, num_samples: int, tokens: int) -> int:
         """Return the bytes of hidden states between two blocks, as far as they are in memory."""
         if self.settings.activations != "memory":
+            # If they are stored on disk, one batch is in memory.
             num_samples = min(num_samples, samples_per_batch(tokens))
         return num_samples * tokens * self.width * self.computed
 

@@ -57,6 +57,7 @@ def step_bytes(
         head = list(head_parameters(family, skeleton).values()) if adapters.head else []
         trained = [*head]
         if adapters.blocks:
+            # Blocks of adapters take the places of the first blocks of the small model.
             last = sorted(adapters.blocks)[-blocks:]
             own = {place: adapters.blocks[index] for place, index in enumerate(last)}
             few = replace(adapters, blocks=own)
@@ -129,6 +130,7 @@ def _step(
             checkpoint_blocks(skeleton)
         before = live.now
         _loss(skeleton, family, *size).backward()
+        # Gradients are counted for the whole model, and this is a small one.
         gradients = sum(value.grad.nbytes for value in trained if value.grad is not None)
         return live.most - before - gradients
 

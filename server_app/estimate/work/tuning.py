@@ -67,6 +67,7 @@ class Tuned(Work):
         """Return the bytes of the frozen base, as ``load_whole`` keeps it."""
         if self.training.base != "nf4":
             return {"the base": BASE_BYTES[self.training.base] * self.base.parameters}
+        # Only the matrices of the blocks are quantised.
         others = self.base.parameters - self.opened.plan.num_weights
         return {"the base": nf4_bytes(self.opened.plan.shapes) + self.base.computed * others}
 

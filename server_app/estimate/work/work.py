@@ -86,6 +86,7 @@ class Work(ABC):
         """Return the memory of the ServerApp's process."""
         moments = [*self.aggregated(), *self.checked(), *self.measured()]
         baseline = METHODS[self.settings.method].baseline
+        # The server itself computes the centralized baseline, with the samples of all clients.
         if baseline and self.settings.makes_centralized(simulation=simulation):
             moments += self.worked(self.settings.num_clients)
         return Memory(self.processes[1], tuple(moments))
@@ -148,6 +149,7 @@ class Work(ABC):
         for one in self.traffic.exchanges()[0]:
             if one.kind in ("train", "fetch", "masked", "deliver"):
                 rounds[one.server_round] += one.num_bytes
+        # A client stores its answers to the last rounds; the rounds with most bytes are the limit.
         answers = sum(size for _, size in rounds.most_common(KEPT_ROUNDS))
         found = {"answers and deliveries": answers, **self.client_files()}
         if self.keeps_models and not simulation:
@@ -164,6 +166,7 @@ class Work(ABC):
         by_round = Counter[int]()
         for one in (one for own in replies for one in own):
             by_round[one.server_round] += one.up
+        # A result is about as large as what one client sends in all rounds.
         results = max(sum(one.up for one in own) for own in replies)
         # The first adapters are stored too, and the last ones are written for peft.
         if settings.tunes:
