@@ -41,7 +41,9 @@ def logits(folder: Path, **changes: Any) -> torch.Tensor:
     return found
 
 
-def test_chain_of_two_runs_is_rebuilt(base: Path, tmp_path: Path) -> None:
+def test_chain_of_two_runs_is_rebuilt(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The model that run A pruned, with the adapter of run B."""
     first = pruned_run(tmp_path / "runs" / "a", base)
     second, edits = tuned_run(tmp_path / "runs" / "b", str(first))
@@ -54,6 +56,9 @@ def test_chain_of_two_runs_is_rebuilt(base: Path, tmp_path: Path) -> None:
     assert ", then `flap` in run `a` (SHA-256 `" in card
     assert 'from_pretrained("this directory", trust_remote_code=True)' in card
     assert str(tmp_path) not in card
+    assert export(second, "transformers", tmp_path / "adapter", adapter=True) == 0
+    line = f'AutoPeftModelForCausalLM.from_pretrained("{tmp_path}/adapter", trust_remote_code=True)'
+    assert line in capsys.readouterr().out
 
 
 def test_blocks_of_equal_widths_need_no_code(base: Path, tmp_path: Path) -> None:

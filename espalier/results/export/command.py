@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from espalier.errors import EspalierError, InputError, tell
+from espalier.hf.export.loading_code import loading_code
 from espalier.hf.export.model import ExportError
+from espalier.hf.families import has_own_code
+from espalier.hf.opening.opened import OpenedModel
 from espalier.progress import Pace, heard_by
 from espalier.results.export.card import card_of
 from espalier.results.export.hub_export import prepared, push
 from espalier.results.export.transformers_export import (
     export_model,
-    needs_remote_code,
     require_new,
 )
 from espalier.results.sources import Source, open_source
@@ -71,7 +73,7 @@ def _export(document: Mapping[str, Any]) -> None:
         export_model(source, target, card, min(MAX_THREADS, os.cpu_count() or 1))
     print(f"exported     {target}")
     if upload is None:
-        print("\n".join(_how_to_use(target, as_adapter=document["adapter"])))
+        print(f"use it       {_how_to_use(source, target, as_adapter=as_adapter)}")
     else:
         address = push(upload, target, private=document["private"])
         print(f"uploaded     {address}")
@@ -150,8 +152,12 @@ def _copy_adapter(source: Source, target: Path, card: str) -> None:
     write_bytes(target / "README.md", card.encode())
 
 
-def _how_to_use(target: Path, *, as_adapter: bool) -> list[str]:
-    if as_adapter:
-        return [f'use it       AutoPeftModelForCausalLM.from_pretrained("{target}")']
-    trust = ", trust_remote_code=True" if needs_remote_code(target) else ""
-    return [f'use it       AutoModelForCausalLM.from_pretrained("{target}"{trust})']
+def _how_to_use(source: Source, target: Path, *, as_adapter: bool) -> str:
+    """Return the line of Python that loads an export."""
+    # An exported model may need no code, although the result does.
+    config = source.model.config if as_adapter else OpenedModel(target).config
+    decoder = source.model.family.kind == "decoder"
+    lines = loading_code(
+        str(target), decoder=decoder, as_adapter=as_adapter, own_code=has_own_code(config)
+    )
+    return lines.splitlines()[-1]

@@ -6,7 +6,6 @@ import torch
 
 from espalier.errors import InputError
 from espalier.hf.export.model import check_export, export_edited, require_written, weight_reader
-from espalier.hf.families import has_own_code
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
@@ -68,11 +67,6 @@ def check(source: Source, target: Path, threads: int) -> None:
     length = min(length, model.num_positions or length)
     samples = torch.arange(count * length).view(count, length) % len(model.tokenizer)
     check_export(BlockStream(model, computing), source.edits, target, samples)
-
-
-def needs_remote_code(target: Path) -> bool:
-    """Return whether ``from_pretrained`` needs ``trust_remote_code`` for an exported model."""
-    return has_own_code(OpenedModel(target).config)
 
 
 def require_new(out: str) -> Path:
