@@ -189,7 +189,7 @@ class TestFedPETuning(FedPETuningRuns):
             owed.append(bool(residuals))
             return pack_adapters(tensors, wire_dtype, residuals)
 
-        monkeypatch.setattr("client_app.methods.tuning.fedpetuning.pack_adapters", pack)
+        monkeypatch.setattr("client_app.methods.tuning.round_adapters.pack_adapters", pack)
         monkeypatch.setattr("strategies.averaging.adapters.pack_adapters", pack)
         bench.run(federation__wire_dtype="nf4", fedpetuning__aggregation=aggregation)
         assert any(owed) == (aggregation == "factors")

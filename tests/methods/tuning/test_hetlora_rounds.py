@@ -235,7 +235,7 @@ class TestHetLoRA(HetLoRARuns):
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(
-            "client_app.methods.tuning.fedpetuning.cut_to_rank", lambda tensors, _: dict(tensors)
+            "client_app.methods.tuning.round_adapters.cut_to_rank", lambda tensors, _: dict(tensors)
         )
         with pytest.raises(RunFailed, match="egress check: blobs: not zero beyond rank"):
             bench.run(**PRUNED)
