@@ -68,7 +68,7 @@ def _deliver(site: Site, request: MessageBody) -> MessageBody:
 def _compute(site: Site, request: MessageBody) -> MessageBody:
     """Run the method's local job on private data: a round, or the local baseline."""
     _require_within_limits(site)
-    # ``train`` and ``alone`` are functions of the method's module.
+    # ``train`` and ``local_baseline`` are functions of the method's module.
     work = getattr(job_of(request.header.method), request.header.kind)
     # The tensors of this round leave only as masked summands.
     if request.header.kind == "train" and site.settings.federation.secure_sum:
@@ -152,7 +152,7 @@ WORK: dict[Kind, Callable[[Site, MessageBody], MessageBody]] = {
     "refused": _refused,
     "deliver": _deliver,
     "train": _compute,
-    "alone": _compute,
+    "local_baseline": _compute,
     "evaluate": _evaluate,
     "fetch": hand_out,
     "shares": share,
@@ -178,7 +178,7 @@ def _error_text(request: MessageBody, context: Context, reason: str) -> str:
 @app.query("confirm")
 @app.query("unmask")
 @app.train()
-@app.train("alone")
+@app.train("local_baseline")
 @app.evaluate()
 def answer(message: Message, context: Context) -> Message:
     """Answer a message: read it, do the work, and return what may leave the site."""

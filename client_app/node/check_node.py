@@ -205,7 +205,7 @@ def _called(group: Sequence[Answer]) -> str:
         if first.kind == "train" and any(answer.messages > 1 for answer in group)
         else first.kind
     )
-    if first.kind in ("enrol", "alone", "evaluate"):
+    if first.kind in ("enrol", "local_baseline", "evaluate"):
         return kind
     rounds = (
         str(first.server_round) if first is last else f"{first.server_round}-{last.server_round}"

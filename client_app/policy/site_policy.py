@@ -81,7 +81,7 @@ def _against_plain_sums(site: Site) -> list[str]:
     return lines
 
 
-NEVER_PRIVATE = ("alone", "evaluate")
+NEVER_PRIVATE = ("local_baseline", "evaluate")
 """Kinds of messages whose answers have no noise; a private run sends none."""
 
 

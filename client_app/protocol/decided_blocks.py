@@ -122,7 +122,7 @@ class NextBlock:
 def make_own_masks(
     site: Site, request: MessageBody, masks: Callable[[Tensor], Iterable[bytes]]
 ) -> MessageBody:
-    """Answer an ``alone``: prune without the other clients' decisions.
+    """Answer a ``local_baseline``: prune without the other clients' decisions.
 
     The rounds of iterative pruning leave no local baseline. ``masks`` is a function of the samples
     of the rounds that returns each block's masks, which stay at this client.
@@ -134,7 +134,7 @@ def make_own_masks(
         kept = state.load(server_round, "activations")
         if kept is None:
             raise InputError(
-                f"alone: this client kept no hidden states of round {server_round}; run the round"
+                f"local_baseline: this client kept no hidden states of round {server_round}; run the round"
                 " again"
             )
         store = state.blobs(server_round)

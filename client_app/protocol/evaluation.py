@@ -97,7 +97,7 @@ def prepare_evaluation(
 ) -> Evaluation:
     """Prepare to evaluate the local result on evaluation text, and all models on held-out text.
 
-    ``alone`` is the local baseline, and ``federated`` returns the federated result, if it is
+    ``local_baseline`` is the local baseline, and ``federated`` returns the federated result, if it is
     evaluated. ``before`` is the model that clients began with.
     """
     require_many_at_a_site(site, request)

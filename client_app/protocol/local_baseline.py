@@ -1,4 +1,4 @@
-"""Local baseline: made once in answer to an ``alone`` request, and kept at the client."""
+"""Local baseline: made once in answer to a ``local_baseline`` request, and kept at the client."""
 
 import time
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 from client_app.protocol.answer_once import answer_once
 from client_app.site import Site
 from espalier.errors import InputError
-from espalier.messages.local_baseline import AloneReport
+from espalier.messages.local_baseline import BaselineReport
 from espalier.messages.message import Header, MessageBody
 from espalier.storage.client_state import PrivateState
 
@@ -18,12 +18,12 @@ BASELINE = "local-baseline"
 def make_local_baseline(
     site: Site, request: MessageBody, make: Callable[[PrivateState], dict[str, Any]]
 ) -> MessageBody:
-    """Answer an ``alone`` request: call ``make`` and store its result for ``stored_local_baseline``."""
+    """Answer a ``local_baseline`` request: call ``make`` and store its result for ``stored_local_baseline``."""
 
-    def work(state: PrivateState) -> AloneReport:
+    def work(state: PrivateState) -> BaselineReport:
         started = time.monotonic()
         state.save(request.header.server_round, BASELINE, make(state))
-        return AloneReport(seconds=time.monotonic() - started)
+        return BaselineReport(seconds=time.monotonic() - started)
 
     return answer_once(site, request, work)
 

@@ -44,7 +44,7 @@ def contract_for(request: MessageBody, plan_of: PlanOf, settings: RunSettings) -
         return enrolment.contract(settings.method, signed=bool(settings.site_keys))
     # Rounds and parts that do not exist are refused before a contract is built.
     require_round(header, last_rounds(plan_of, settings), settings)
-    if header.kind == "alone":
+    if header.kind == "local_baseline":
         return local_baseline.contract(request, settings)
     if header.kind == "evaluate":
         # The fields say which texts are in the blobs.

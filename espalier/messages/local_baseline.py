@@ -1,4 +1,4 @@
-"""Contract of ``alone``: a client computes a result that its rounds did not produce.
+"""Contract of ``local_baseline``: a client computes a result that its rounds did not produce.
 
 The result stays at the client, which evaluates it later. It is the local baseline in methods whose
 rounds leave none: clients that tune (or train the layer of LLM-Streamline) train on their own data
@@ -21,7 +21,7 @@ OBSERVER = (
 )
 
 
-class Alone(Fields):
+class BaselineOrder(Fields):
     """Fields of the request."""
 
     rank_limit: int = Field(0, ge=0)
@@ -30,7 +30,7 @@ class Alone(Fields):
     """True if the client took part in no round and fits its embedding (SFT-P)."""
 
 
-class AloneReport(Fields):
+class BaselineReport(Fields):
     """Fields of the reply."""
 
     seconds: float = Field(ge=0, le=MAX_SECONDS)
@@ -38,7 +38,7 @@ class AloneReport(Fields):
 
 
 def contract(request: MessageBody, settings: RunSettings) -> Contract:
-    """Return the contract of an ``alone`` message, which belongs to the last round of a run.
+    """Return the contract of a ``local_baseline`` message, which belongs to the last round of a run.
 
     Raises ProtocolError if clients of this method compute nothing on their own, have nothing to
     fit, or if no adapter has such a rank.
@@ -48,9 +48,9 @@ def contract(request: MessageBody, settings: RunSettings) -> Contract:
             f"message: clients of {settings.method} compute no local baseline after their rounds"
         )
     largest = settings.lora.rank if settings.tunes else 0
-    order = validate(Alone, request.fields)
+    order = validate(BaselineOrder, request.fields)
     # Only SFT-P has clients that join late.
-    if order.fits and not settings.job.fits_alone(settings.federation):
+    if order.fits and not settings.job.fits_local_baseline(settings.federation):
         raise ProtocolError(f"message: clients of {settings.method} have nothing to fit")
     if order.rank_limit > largest:
         raise ProtocolError(
@@ -58,14 +58,14 @@ def contract(request: MessageBody, settings: RunSettings) -> Contract:
         )
     chosen = []
     # The observer sentence names the settings with which the message is sent.
-    for key, value in settings.job.MAKES_ALONE_WITH.items():
+    for key, value in settings.job.MAKES_LOCAL_BASELINE_WITH.items():
         values = value if isinstance(value, tuple) else (value,)
         chosen.append(f"`{key}` = {' or '.join(f'`{one}`' for one in values)}")
     sent_with = f" It is sent only with {', '.join(chosen)}." if chosen else ""
     return Contract(
-        kind="alone",
+        kind="local_baseline",
         method=settings.method,
-        down=Side(Alone),
-        up=Side(AloneReport),
+        down=Side(BaselineOrder),
+        up=Side(BaselineReport),
         observer=OBSERVER + sent_with,
     )

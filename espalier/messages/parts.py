@@ -330,7 +330,7 @@ def require_round(header: Header, ends: range, run: RunSettings) -> None:
                 " the first round"
             )
         return
-    if header.kind in ("alone", "evaluate"):
+    if header.kind in ("local_baseline", "evaluate"):
         allowed = ends
     elif header.kind == "deliver":
         # The result is pushed with the number of the round after the last one.

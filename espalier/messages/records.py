@@ -33,7 +33,7 @@ FLOWER_TYPES: dict[Kind, str] = {
     "confirm": "query.confirm",
     "unmask": "query.unmask",
     "deliver": "query.deliver",
-    "alone": "train.alone",
+    "local_baseline": "train.local_baseline",
     "evaluate": "evaluate",
     "refused": "query.refused",
 }

@@ -106,7 +106,7 @@ class Outlook:
 
 
 KINDS: tuple[Kind, ...] = (
-    "enrol", "deliver", "train", "shares", "masked", "confirm", "unmask", "alone", "evaluate"
+    "enrol", "deliver", "train", "shares", "masked", "confirm", "unmask", "local_baseline", "evaluate"
 )  # fmt: skip
 """Kinds in the order in which a client receives them; a ``fetch`` is included in its ``train``."""
 
@@ -146,9 +146,11 @@ def _answers(
     evaluated = run.evaluation.local_baseline or run.evaluation.own_text
     # Clients are asked only if the result is evaluated, stored, or needs fitting.
     if run.job.has_local_baseline and (
-        evaluated or run.job.fits_alone(run.federation) or getattr(run.job, "keep_models", False)
+        evaluated
+        or run.job.fits_local_baseline(run.federation)
+        or getattr(run.job, "keep_models", False)
     ):
-        yield _answer(run, plan_of, "alone", rounds, {})
+        yield _answer(run, plan_of, "local_baseline", rounds, {})
     if evaluated:
         on_text = run.evaluation.local_baseline and run.task.name == TEXT
         names = list(run.evaluation.named_texts()) if on_text else []

@@ -88,8 +88,8 @@ def settings_for(method: str, kind: Kind) -> dict[str, Any]:
     chosen: dict[str, Any] = {"method": method, **SETTINGS}
     if kind in SECURE_KINDS:
         chosen |= {**settings_of(method).SUMMED_WITH, "federation.secure-sum": True}
-    if kind == "alone":
-        for key, value in settings_of(method).MAKES_ALONE_WITH.items():
+    if kind == "local_baseline":
+        for key, value in settings_of(method).MAKES_LOCAL_BASELINE_WITH.items():
             chosen[f"{method}.{key}"] = value[0] if isinstance(value, tuple) else value
     return chosen
 
@@ -103,7 +103,7 @@ def is_sent(method: str, kind: Kind) -> bool:
         return bool(rounds(method, kind))
     if kind in SECURE_KINDS:
         return bool(METHODS[method].summands)
-    return kind != "alone" or parse(settings_for(method, kind)).job.has_local_baseline
+    return kind != "local_baseline" or parse(settings_for(method, kind)).job.has_local_baseline
 
 
 def _comes_in_parts(method: str, server_round: int) -> bool:
@@ -128,7 +128,7 @@ def rounds(method: str, kind: Kind) -> list[int]:
     single: dict[Kind, int] = {
         "enrol": 0,
         "refused": 0,
-        "alone": last,
+        "local_baseline": last,
         "evaluate": last,
         "deliver": result,
         "shares": 1,

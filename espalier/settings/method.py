@@ -44,8 +44,8 @@ class MethodSettings(Table):
 
     It checks at enrolment that the run can use what the site's owner chose.
     """
-    MAKES_ALONE_WITH: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
-    """Values of this table's keys that make ``makes_alone`` true if it is false by default.
+    MAKES_LOCAL_BASELINE_WITH: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
+    """Values of this table's keys that make ``makes_local_baseline`` true if it is false by default.
 
     A tuple lists several such values.
     """
@@ -60,13 +60,13 @@ class MethodSettings(Table):
     NO_MECHANISM: ClassVar[str] = NO_MECHANISM
     """Reason for which private runs are refused."""
 
-    def fits_alone(self, federation: "FederationSettings") -> bool:
+    def fits_local_baseline(self, federation: "FederationSettings") -> bool:
         """Return whether clients that took part in no round may fit their own parameters."""
         return False
 
     @property
     def has_local_baseline(self) -> bool:
-        """True if clients compute their local baseline in a message of its own (``alone``).
+        """True if clients compute their local baseline in a message of its own (``local_baseline``).
 
         It is false if the rounds already leave a local baseline.
         """

@@ -72,7 +72,9 @@ class PruningSettings(MethodSettings):
 class MaskingSettings(PruningSettings):
     """Settings of methods whose server decides masks, in one round or block by block."""
 
-    MAKES_ALONE_WITH: ClassVar[Mapping[str, str | tuple[str, ...]]] = {"strategy": "iterative"}
+    MAKES_LOCAL_BASELINE_WITH: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
+        "strategy": "iterative"
+    }
 
     strategy: Literal["one-shot", "iterative"] = Field(
         "one-shot",

@@ -228,7 +228,7 @@ class Plan:
     def _time(self, speeds: Speeds) -> list[str]:
         operations = self.work.operations()
         rounds = self.traffic.strategy.num_rounds
-        alone = any(one.kind == "alone" for one in self.traffic.exchanges()[0])
+        alone = any(one.kind == "local_baseline" for one in self.traffic.exchanges()[0])
         everything = self.traffic.of_client(0).num_bytes
         # The local baseline repeats the work of all rounds.
         whole = speeds.seconds(rounds * operations * (2 if alone else 1), everything)

@@ -95,7 +95,7 @@ class Federation:
         rounds.begin()
         # The result leaves first: baselines and evaluation refer to it.
         self.method.deliver(last)
-        self._let_work_alone(last)
+        self._make_local_baselines(last)
         rounds.begin()
         evaluation = self.method.evaluation
         evaluation.collect(rounds, rounds.exchange(evaluation.requests(rounds, last)))
@@ -329,7 +329,7 @@ class Federation:
 
     # ----- local baselines ------------------------------------------------------------------------
 
-    def _let_work_alone(self, server_round: int) -> None:
+    def _make_local_baselines(self, server_round: int) -> None:
         """Let the clients compute their local baselines; the limit grows with the rounds' time."""
         rounds = self.rounds
         orders = {
@@ -344,14 +344,15 @@ class Federation:
         # The time of all rounds may exceed that of one; slow clients are not cut off.
         rounds.begin(least=max(map(self._patience, seats)) * rounds.settings.attempts)
         requests = [
-            rounds.request("alone", seat, server_round, orders[seat.client]) for seat in seats
+            rounds.request("local_baseline", seat, server_round, orders[seat.client])
+            for seat in seats
         ]
         for body in rounds.exchange(requests, patience=self._patience):
             seat = rounds.roster.seats[body.header.client]
             seconds = body.fields["seconds"]
             seat.seconds += seconds
             text = f"{seat.site}: local baseline, {duration(seconds, tenths=True)} of work"
-            self.run.progress.step("alone", text, client=seat.client)
+            self.run.progress.step("local_baseline", text, client=seat.client)
 
     def _patience(self, seat: Seat) -> float:
         """Return the seconds that a client may take for its local baseline.

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.contracts import contract_for
-from espalier.messages.local_baseline import Alone
+from espalier.messages.local_baseline import BaselineOrder
 from espalier.messages.message import Fields, MessageBody, NoFields
 from espalier.messages.parts import PartRequest
 from espalier.settings.methods import METHODS, part
@@ -203,13 +203,13 @@ class Method(ABC):
         """Push the result to the clients after the last round, if they need it."""
         return
 
-    def local_baseline_request(self, seat: Seat) -> Alone | None:
+    def local_baseline_request(self, seat: Seat) -> BaselineOrder | None:
         """Return the order for a client's local baseline; None if it makes none.
 
         By default clients make one if it is evaluated and the rounds do not yield it.
         """
         makes = self.evaluation.asked and self.run.settings.job.has_local_baseline
-        return Alone() if makes else None
+        return BaselineOrder() if makes else None
 
     def description(self) -> str:
         """Return the main settings in words, by default the title of the method."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from espalier.messages.local_baseline import Alone
+from espalier.messages.local_baseline import BaselineOrder
 from espalier.methods.tuning.hetlora import HetLoRASettings
 from espalier.models.adapters import Adapter
 from espalier.models.plan import block_key
@@ -68,11 +68,11 @@ class HetLoRA(Tuning):
         averager.average(updates, weights, averager.limits_after(server_round), mean)
         self._note_energy(server_round)
 
-    def local_baseline_request(self, seat: Seat) -> Alone | None:
+    def local_baseline_request(self, seat: Seat) -> BaselineOrder | None:
         """Return the order for a local baseline with the client's first rank."""
         if super().local_baseline_request(seat) is None:
             return None
-        return Alone(rank_limit=self._first_ranks()[seat.client])
+        return BaselineOrder(rank_limit=self._first_ranks()[seat.client])
 
     def state(self) -> dict[str, Any]:
         """Return the global adapters and every client's rank."""

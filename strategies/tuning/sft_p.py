@@ -12,7 +12,7 @@ from functools import partial
 from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel, check_labels
 from espalier.hf.structured.residual_gates import ResidualGates
-from espalier.messages.local_baseline import Alone
+from espalier.messages.local_baseline import BaselineOrder
 from espalier.methods.tuning.sft_p import SftPSettings, shape_of, trained
 from espalier.models.mask_generator import PREFIX, num_parameters
 from espalier.settings.run import RunSettings
@@ -113,12 +113,12 @@ class SftP(Tuning):
             return replace(selection, quorum_of=number)
         return selection
 
-    def local_baseline_request(self, seat: Seat) -> Alone | None:
+    def local_baseline_request(self, seat: Seat) -> BaselineOrder | None:
         """Return the order to write the client's model, even if nobody evaluates it.
 
         A client without a round in the run trains its embedding first.
         """
         # It has an untrained embedding otherwise.
-        fits = not seat.rounds and self.job.fits_alone(self.run.settings.federation)
+        fits = not seat.rounds and self.job.fits_local_baseline(self.run.settings.federation)
         wanted = self.job.has_local_baseline and (self.job.keep_models or fits)
-        return Alone(fits=fits) if wanted else None
+        return BaselineOrder(fits=fits) if wanted else None

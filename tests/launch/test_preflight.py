@@ -149,7 +149,7 @@ def test_unusable_state_directory_is_told(
 
 
 def test_a_model_without_a_tokenizer_is_told(config: dict[str, Any], tmp_path: Path) -> None:
-    alone = save_tiny_llama(tmp_path / "alone")
+    alone = save_tiny_llama(tmp_path / "local_baseline")
     for file in alone.glob("token*"):
         file.unlink()
     with pytest.raises(EspalierError, match="the tokenizer cannot be loaded"):

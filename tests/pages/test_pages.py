@@ -215,7 +215,7 @@ def test_data_protection_page_names_each_method() -> None:
 def test_privacy_table_has_each_method_once() -> None:
     """No two rows of one kind are equal.
 
-    Methods whose rounds leave a local baseline have no ``alone``. Methods whose replies are one
+    Methods whose rounds leave a local baseline have no ``local_baseline``. Methods whose replies are one
     blob have no ``fetch``.
     """
     rows = [
@@ -236,7 +236,7 @@ def test_privacy_table_has_each_method_once() -> None:
         expected = {
             method
             for method, job in jobs.items()
-            if kind != "alone" or job.MAKES_ALONE_WITH or job().has_local_baseline
+            if kind != "local_baseline" or job.MAKES_LOCAL_BASELINE_WITH or job().has_local_baseline
         }
         assert {name.strip("`") for name in methods} == expected
         assert expected >= ({"pooled-pruning"} if kind in SECURE_KINDS else {"fedpetuning"})

@@ -49,7 +49,7 @@ METHODS = {
             "part-bytes=1000000",
             "federation.fleet=full",
         ),
-        ["enrol", "train", "deliver", "train", "deliver", "alone"],
+        ["enrol", "train", "deliver", "train", "deliver", "local_baseline"],
     ),
     "sft-p": (
         (
@@ -58,7 +58,7 @@ METHODS = {
             "evaluation.local-baseline=false",
             "part-bytes=1000000",
         ),
-        ["enrol", "train", "deliver", "alone"],
+        ["enrol", "train", "deliver", "local_baseline"],
     ),
     "flap": (
         ("data.num-samples=20", "evaluation.local-baseline=false"),

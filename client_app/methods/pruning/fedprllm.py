@@ -80,7 +80,7 @@ def _local_pruning(site: Site) -> LocalPruning:
     return LocalPruning(job.local_metric, job.sparsity, job.local_group)
 
 
-def alone(site: Site, request: MessageBody) -> MessageBody:
+def local_baseline(site: Site, request: MessageBody) -> MessageBody:
     """Compute the local baseline of iterative pruning (``decided_blocks.make_own_masks``)."""
     return make_own_masks(site, request, lambda samples: _own_masks(site, samples))
 
@@ -122,10 +122,10 @@ def _edits(
 
 
 def _stored_masks(site: Site, header: Header) -> tuple[BlobStore, list[str]]:
-    """Return the masks of the local baseline, from the vote or the ``alone`` request."""
+    """Return the masks of the local baseline, from the vote or the ``local_baseline`` request."""
     state = site.state(header)
     store = state.blobs(header.server_round)
-    # Iterative rounds leave no own masks; the ``alone`` request made them.
+    # Iterative rounds leave no own masks; the ``local_baseline`` request made them.
     if site.settings.of(FedPrLLMSettings).strategy == "iterative":
         return store, stored_local_baseline(site, header)["masks"]
     return store, kept_report(site, header, "masks")["report"]["blob_sha256"]

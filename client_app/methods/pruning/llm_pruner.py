@@ -70,7 +70,7 @@ def _measure(site: Site, request: MessageBody) -> MessageBody:
     return answer_from_samples(site, request, blobs)
 
 
-def alone(site: Site, request: MessageBody) -> MessageBody:
+def local_baseline(site: Site, request: MessageBody) -> MessageBody:
     """Compute the local baseline: cut and rescale with own samples only.
 
     This is needed after a second round, which concerns the groups that all clients agreed on.

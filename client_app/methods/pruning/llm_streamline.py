@@ -168,7 +168,7 @@ def _stretch(site: Site, state: PrivateState, samples: Tensor, start: int) -> St
     return found
 
 
-def alone(site: Site, request: MessageBody) -> MessageBody:
+def local_baseline(site: Site, request: MessageBody) -> MessageBody:
     """Compute the local baseline: blocks by own cosines, and a layer trained without the others.
 
     The layer is trained for as many steps as in all rounds together.

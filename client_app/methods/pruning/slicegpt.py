@@ -73,7 +73,7 @@ def train(site: Site, request: MessageBody) -> MessageBody:
     return answer_once(site, request, watch)
 
 
-def alone(site: Site, request: MessageBody) -> MessageBody:
+def local_baseline(site: Site, request: MessageBody) -> MessageBody:
     """Compute the local baseline: bases from own samples, if the round did not request moments."""
 
     def make(state: PrivateState) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from espalier.hf.stream.edits import Edits
 from espalier.hf.whole.adapters import merged
 from espalier.hf.whole.folded_updates import joined_plan, joined_tensors
 from espalier.hf.whole.inner_matrices import plain_tensors
-from espalier.messages.local_baseline import Alone
+from espalier.messages.local_baseline import BaselineOrder
 from espalier.messages.message import Header, MessageBody, validate
 from espalier.methods.tuning.adapters.contract import Order, TuningReport
 from espalier.methods.tuning.adapters.settings import AdapterAveraging
@@ -195,14 +195,14 @@ def _training(
     return training
 
 
-def alone(site: Site, request: MessageBody, beside: Beside = NOTHING) -> MessageBody:
+def local_baseline(site: Site, request: MessageBody, beside: Beside = NOTHING) -> MessageBody:
     """Compute the local baseline: adapters with the rank of this client's first order.
 
     They stay at this client.
     """
 
     def make(state: PrivateState) -> dict[str, Any]:
-        asked = validate(Alone, request.fields).rank_limit
+        asked = validate(BaselineOrder, request.fields).rank_limit
         # Without an order the limit is that of the settings.
         limit = asked or site.settings.of(AdapterAveraging).rank_limit_of(
             request.header.client, site.settings.lora

@@ -140,10 +140,10 @@ def train(site: Site, request: MessageBody) -> MessageBody:
     )
 
 
-def alone(site: Site, request: MessageBody) -> MessageBody:
+def local_baseline(site: Site, request: MessageBody) -> MessageBody:
     """Compute the local baseline: train the adapter's LoRA on the sub-model without the others."""
     state = site.state(request.header)
-    return fedpetuning.alone(site, request, _beside(site, state, held_emulator(state)))
+    return fedpetuning.local_baseline(site, request, _beside(site, state, held_emulator(state)))
 
 
 def evaluate(site: Site, request: MessageBody) -> Evaluation:

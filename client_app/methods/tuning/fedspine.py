@@ -248,7 +248,7 @@ def loss_of(training: AdapterTraining, tensors: Tensors, numbers: Sequence[int])
 # ----- the device's own model -----
 
 
-def alone(site: Site, request: MessageBody) -> MessageBody:
+def local_baseline(site: Site, request: MessageBody) -> MessageBody:
     """Write the device's smaller model, as the rounds left it, if its owner wants it."""
 
     def make(state: PrivateState) -> dict[str, Any]:

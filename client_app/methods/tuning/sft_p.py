@@ -39,7 +39,7 @@ from espalier.hf.structured.residual_gates import Gate, ResidualGates
 from espalier.hf.structured.selection import cut_adapter_plan, cut_trained
 from espalier.hf.whole.adapters import merged
 from espalier.messages.evaluation import Losses
-from espalier.messages.local_baseline import Alone
+from espalier.messages.local_baseline import BaselineOrder
 from espalier.messages.message import Header, MessageBody, validate
 from espalier.methods.tuning.adapters.contract import Order, TuningReport
 from espalier.methods.tuning.adapters.tensors import parts
@@ -240,14 +240,14 @@ def _train(site: Site, state: PrivateState, request: MessageBody, rank_limit: in
     )
 
 
-def alone(site: Site, request: MessageBody) -> MessageBody:
+def local_baseline(site: Site, request: MessageBody) -> MessageBody:
     """Write the client's smaller model, as the rounds left it, if its owner wants it.
 
     A client that took part in no round fits its embedding first.
     """
     header = request.header
     job = site.settings.of(SftPSettings)
-    order = validate(Alone, request.fields)
+    order = validate(BaselineOrder, request.fields)
 
     def make(state: PrivateState) -> dict[str, Any]:
         # A repeated request must not fit the embedding again.

@@ -45,7 +45,9 @@ KINDS_OF: dict[Refined, tuple[str, ...]] = {
 class LlmPrunerSettings(StructuredSettings):
     """Table ``[llm-pruner]`` (Ma et al. 2023, section 3.2)."""
 
-    MAKES_ALONE_WITH: ClassVar[Mapping[str, str | tuple[str, ...]]] = {"rescale": ("all", "groups")}
+    MAKES_LOCAL_BASELINE_WITH: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
+        "rescale": ("all", "groups")
+    }
     SUMMED_WITH: ClassVar[Mapping[str, Any]] = {
         "llm-pruner.element": "signed",
         "llm-pruner.rearrange": "off",

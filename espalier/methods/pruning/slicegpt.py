@@ -53,7 +53,9 @@ class SliceGptSettings(PublicTextSettings):
         " they are limited in every direction instead"
     )
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
-    MAKES_ALONE_WITH: ClassVar[Mapping[str, str | tuple[str, ...]]] = {"covariances": "public"}
+    MAKES_LOCAL_BASELINE_WITH: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
+        "covariances": "public"
+    }
     READ_WITH: ClassVar[ReadWith] = {
         key: {"covariances": ("public",)} for key in ("public-text", "public-samples")
     }

@@ -306,7 +306,7 @@ OFFERED = (
 )
 
 EXAMPLES: dict[Kind | tuple[Kind, int], dict[str, Any] | list[dict[str, Any]]] = {
-    "alone": averaging.EXAMPLES["alone"],
+    "local_baseline": averaging.EXAMPLES["local_baseline"],
     "fetch": averaging.EXAMPLES["fetch"],
     "train": {**averaging.EXAMPLES["train"], "model_sha256": _HASH, "aligned": 1},
     "deliver": [

@@ -211,16 +211,16 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         """
         asked = dict(super().asked_of_sites(run))
         passes = self.late_steps * run.training.accumulation
-        if self.fits_alone(run.federation) and passes > asked["max_steps"][1]:
+        if self.fits_local_baseline(run.federation) and passes > asked["max_steps"][1]:
             asked["max_steps"] = (f"{run.method}.late-steps x training.accumulation", passes)
         if self.validation_samples:
             asked["max_samples"] = (f"{run.method}.validation-samples", self.validation_samples)
         return asked
 
-    def fits_alone(self, federation: FederationSettings) -> bool:
+    def fits_local_baseline(self, federation: FederationSettings) -> bool:
         """Return whether late clients, and clients that no round drew, fit their embeddings.
 
-        They do so only if clients do work of their own after the rounds (``makes_alone``).
+        They do so only if clients do work of their own after the rounds (``makes_local_baseline``).
         """
         return (
             self.conditioned

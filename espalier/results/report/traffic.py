@@ -17,7 +17,7 @@ KINDS = {
     "confirm": "secure sums: confirmations of who is in the sum",
     "unmask": "secure sums: shares that unmask the sum",
     "deliver": "what the server pushes to clients",
-    "alone": "local baseline",
+    "local_baseline": "local baseline",
     "evaluate": "evaluation by the clients",
     "refused": "refused messages",
 }

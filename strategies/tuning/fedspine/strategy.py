@@ -22,7 +22,7 @@ from espalier.amounts import count
 from espalier.errors import InputError
 from espalier.hf.nf4.blocks import BLOCK
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.local_baseline import Alone
+from espalier.messages.local_baseline import BaselineOrder
 from espalier.messages.message import MessageBody
 from espalier.methods.tuning.fedspine import (
     STRUCTURE,
@@ -242,9 +242,9 @@ class FedSpine(Tuning):
                 note = {"client": client, "site": site, "round": server_round}
                 self.run.progress.note("kept_cut", f"kept its cut {site}: {why}", **note)
 
-    def local_baseline_request(self, seat: Seat) -> Alone | None:
+    def local_baseline_request(self, seat: Seat) -> BaselineOrder | None:
         """Return the order to write the device's model, even if nobody evaluates it."""
-        return Alone() if self.job.has_local_baseline else None
+        return BaselineOrder() if self.job.has_local_baseline else None
 
     # ----- stage 4: training, which is in client_app/methods/tuning/fedspine.py -------------------
 

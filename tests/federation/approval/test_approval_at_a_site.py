@@ -230,8 +230,8 @@ def test_numbers_wait_too_where_the_owner_says_so(
     assert site.ask("enrol", 0).header.status == "ok"
     if waits:
         with pytest.raises(NotDecidedError):
-            site.ask("alone", 2, fields=asked)
+            site.ask("local_baseline", 2, fields=asked)
     else:
-        assert site.ask("alone", 2, fields=asked).fields["seconds"] > 0
+        assert site.ask("local_baseline", 2, fields=asked).fields["seconds"] > 0
     # An error text does not wait for approval.
-    assert site.ask("alone", 7, fields=asked).header.status == "failed"
+    assert site.ask("local_baseline", 7, fields=asked).header.status == "failed"

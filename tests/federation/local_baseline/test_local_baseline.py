@@ -53,8 +53,8 @@ def test_baseline_has_a_message_of_its_own(bench: Bench, monkeypatch: pytest.Mon
 
     grid.tamper = {0: count, 1: count}
     folder = bench.run(grid)
-    assert kinds(grid)[-2:] == ["alone", "evaluate"]
-    assert (worked["alone"], worked["evaluate"]) == (2, 0)
+    assert kinds(grid)[-2:] == ["local_baseline", "evaluate"]
+    assert (worked["local_baseline"], worked["evaluate"]) == (2, 0)
     values = summary(folder)["metrics"][0]["values"]
     assert values["local_baseline"] is not None
 
@@ -74,7 +74,7 @@ def test_no_baseline_message_if_rounds_leave_it(bench: Bench) -> None:
     bench.method = bench.method.removesuffix("-one-shot")
     grid = bench.grid()
     bench.run(grid)
-    assert "alone" not in kinds(grid)
+    assert "local_baseline" not in kinds(grid)
     assert kinds(grid)[-1] == "evaluate"
 
 
@@ -88,11 +88,13 @@ def test_no_baseline_without_evaluation(bench: Bench) -> None:
 def test_failed_baseline_keeps_contribution(bench: Bench) -> None:
     grid = bench.grid()
     grid.tamper[1] = lambda request, reply: (
-        None if read(request.content).header.kind == "alone" else reply
+        None if read(request.content).header.kind == "local_baseline" else reply
     )
     document = summary(folder := bench.run(grid))
     assert document["clients"][1]["status"] == "completed"
-    assert document["clients"][1]["reason"].startswith("alone: no reply before the deadline")
+    assert document["clients"][1]["reason"].startswith(
+        "local_baseline: no reply before the deadline"
+    )
     assert "evaluate" not in kinds(grid, 1)
     assert model_files(folder) == model_files(bench.run())
 
@@ -151,12 +153,12 @@ def test_client_of_slow_rounds_is_asked_once(bench: Bench, measured: float, agai
         return reply
 
     def hold(message: Message) -> None:
-        grid.held = {1: 100 if read(message.content).header.kind == "alone" else 0}
+        grid.held = {1: 100 if read(message.content).header.kind == "local_baseline" else 0}
 
     grid.tamper = {1: measure}
     grid.before_push = hold
     folder = bench.run(grid)
-    assert kinds(grid, 1).count("alone") == (2 if again else 1)
+    assert kinds(grid, 1).count("local_baseline") == (2 if again else 1)
     assert bool(summary(folder)["clients"][1]["reason"]) == again
     assert any(event["event"] == "sent_again" for event in events(folder)) == again
 
@@ -171,12 +173,12 @@ def test_times_of_rounds_outlast_a_resumption(bench: Bench) -> None:
         return reply
 
     grid.tamper = {0: measure, 1: measure}
-    folder = bench.killed(lambda header: header.kind == "alone", grid)
+    folder = bench.killed(lambda header: header.kind == "local_baseline", grid)
     again = bench.grid()
     ttls: list[float] = []
 
     def note(message: Message) -> None:
-        if read(message.content).header.kind == "alone":
+        if read(message.content).header.kind == "local_baseline":
             ttls.append(message.metadata.ttl)
 
     again.before_push = note

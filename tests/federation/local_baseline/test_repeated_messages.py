@@ -28,9 +28,9 @@ from tests.federation.local_baseline.baseline_runs import answer, every_method, 
 def test_repeated_message_gets_kept_answer(bench: Bench) -> None:
     """The repeated reply has the same duration, which a second computation would not have."""
     requests = requests_of(bench)
-    for kind in ("train", "alone", "evaluate"):
-        # In the iterative method ``alone`` belongs to the last round, which needs votes first.
-        if bench.method in ("fedprllm", "pooled-pruning") and kind == "alone":
+    for kind in ("train", "local_baseline", "evaluate"):
+        # In the iterative method ``local_baseline`` belongs to the last round, which needs votes first.
+        if bench.method in ("fedprllm", "pooled-pruning") and kind == "local_baseline":
             requests["train"] = _second_round(requests["train"], bench)
             assert answer(bench, requests["train"]).header.status == "ok"
         first = answer(bench, requests[kind], 1)
@@ -62,7 +62,7 @@ def _second_round(train: MessageBody, bench: Bench) -> MessageBody:
 def told_once(bench: Bench) -> MessageBody:
     """Return the request of an evaluation that was answered."""
     requests = requests_of(bench)
-    for kind in ("train", "alone", "evaluate"):
+    for kind in ("train", "local_baseline", "evaluate"):
         assert answer(bench, requests[kind]).header.status == "ok"
     return requests["evaluate"]
 
@@ -72,7 +72,7 @@ def test_failed_evaluation_does_not_block_another(
 ) -> None:
     requests = requests_of(bench)
     assert answer(bench, requests["evaluate"]).header.status == "failed"
-    for kind in ("train", "alone", "evaluate"):
+    for kind in ("train", "local_baseline", "evaluate"):
         assert answer(bench, requests[kind]).header.status == "ok"
 
 
@@ -94,7 +94,7 @@ def test_another_evaluation_is_refused(bench: Bench) -> None:
 def test_an_evaluation_that_failed_counts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error may depend on the data, and would otherwise tell something with every request."""
     requests = requests_of(bench)
-    for kind in ("train", "alone"):
+    for kind in ("train", "local_baseline"):
         assert answer(bench, requests[kind]).header.status == "ok"
 
     def fail(*_: object) -> None:
@@ -120,7 +120,7 @@ def test_another_result_is_not_evaluated_any_more(bench: Bench) -> None:
 
 WORK = {
     "train": (client_app.methods.tuning.fedpetuning, "_train"),
-    "alone": (client_app.methods.tuning.fedpetuning, "_train_local_baseline"),
+    "local_baseline": (client_app.methods.tuning.fedpetuning, "_train_local_baseline"),
     "evaluate": (client_app.protocol.evaluation, "_losses"),
 }
 """Function that does the work of each message kind."""

@@ -268,9 +268,9 @@ def test_a_server_that_asks_for_more_gets_nothing(bench: Bench) -> None:
         if body.header.kind == "train" and (body.header.client, body.header.server_round) == (0, 1)
     )  # fmt: skip
     (context,) = (one for one in grid.contexts.values() if one.node_config["partition-id"] == 0)
-    for kind in ("alone", "evaluate"):
+    for kind in ("local_baseline", "evaluate"):
         body = type(first)(first.header.model_copy(update={"kind": kind}), dict(first.fields))
-        kinds = {"alone": "train.alone", "evaluate": "evaluate"}
+        kinds = {"local_baseline": "train.local_baseline", "evaluate": "evaluate"}
         message = Message(write(body), dst_node_id=1000, message_type=kinds[kind])
         reply = read(grid.answer(message, context).content)
         assert reply.header.status == "failed"

@@ -36,7 +36,7 @@ AT_THE_SERVER = ("passing block 2 of 2", "scoring", "writing tensor", "checking 
 SAID: dict[str, dict[str, set[str]]] = {
     "fedpetuning": {
         "train": {"loading module", "training step 1 of 3", "training step 3 of 3"},
-        "alone": {"training step 1 of 3", "training step 3 of 3"},
+        "local_baseline": {"training step 1 of 3", "training step 3 of 3"},
         "evaluate": AT_EVALUATION,
         "server": {"training step 6 of 6", *AT_THE_SERVER},
     },
@@ -47,7 +47,7 @@ SAID: dict[str, dict[str, set[str]]] = {
     },
     "fedprllm iterative": {
         "train": {"pruning block 1 of 2", "passing block 1 of 2", "pruning block 2 of 2"},
-        "alone": {"pruning block 1 of 2", "pruning block 2 of 2"},
+        "local_baseline": {"pruning block 1 of 2", "pruning block 2 of 2"},
         "evaluate": AT_EVALUATION,
         "server": {"pruning block 2 of 2", *AT_THE_SERVER},
     },
@@ -58,7 +58,7 @@ SAID: dict[str, dict[str, set[str]]] = {
     },
     "pooled-pruning": {
         "train": {"watching block 1 of 2", "passing block 1 of 2", "watching block 2 of 2"},
-        "alone": {"pruning block 1 of 2", "pruning block 2 of 2"},
+        "local_baseline": {"pruning block 1 of 2", "pruning block 2 of 2"},
         "evaluate": AT_EVALUATION,
         "server": {"pruning block 2 of 2", *AT_THE_SERVER},
     },

@@ -246,7 +246,7 @@ def test_an_old_round_is_not_summed_again(tmp_path: Path, monkeypatch: pytest.Mo
         if body.header.server_round < 2:
             return
         header = body.header.model_copy(
-            update={"kind": "alone", "client": 0, "server_round": 3, "part": 0}
+            update={"kind": "local_baseline", "client": 0, "server_round": 3, "part": 0}
         )
         assert asked(grid, MessageBody(header, {})).header.status == "ok"
         assert not list(tmp_path.glob("state/*/node-00000/r001"))

@@ -158,7 +158,7 @@ def test_evaluation_alone_does_not_train(bench: Bench) -> None:
     """
     (bench.folder / "text-0.txt").write_text(" ".join(private_text(0).split()[:8]))
     site = OneSite(tuning(bench), {"min-tokens": 0})
-    reason = site.refusal("alone", 2, {"rank_limit": 0})
+    reason = site.refusal("local_baseline", 2, {"rank_limit": 0})
     assert reason.startswith(
         "min-tokens = 2048: the answer would be computed from fewer tokens; give the site more data"
     )

@@ -165,7 +165,7 @@ def test_it_says_what_a_run_would_send(
         for line in lines
     )
     assert [line.split()[0] for line in lines if line.startswith(("enrol ", "alone ", "evaluate "))] == [
-        "enrol", "alone", "evaluate",
+        "enrol", "local_baseline", "evaluate",
     ]  # fmt: skip
 
 

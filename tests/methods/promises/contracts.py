@@ -104,7 +104,7 @@ class ContractPromises(Federations):
             check_reply(read(reply.content), asked, contract)
             assert contract.observer
         kinds = {read(request.content).header.kind for request in whole.requests}
-        assert ("alone" in kinds) == settings.job.has_local_baseline
+        assert ("local_baseline" in kinds) == settings.job.has_local_baseline
 
     def test_every_reply_is_in_the_egress_log(self, whole: Uninterrupted) -> None:
         for client in range(whole.bench.num_clients):

@@ -87,7 +87,7 @@ class OrderPromises(Federations):
 
         def note(message: Message) -> None:
             body = read(message.content)
-            if body.header.kind in ("alone", "evaluate"):
+            if body.header.kind in ("local_baseline", "evaluate"):
                 later.append(body)
                 raise Killed
             if body.header.kind == "train" and body.header.client == 0:

@@ -74,7 +74,9 @@ class TestFedPrLLM(PruningPromises):
         assert_own_figures(evaluated.run(fedprllm__weight_scaling=True), evaluated)
 
     def test_single_client_baseline_equals_federated(self, tmp_path: Path, bench: Bench) -> None:
-        alone = Bench(tmp_path / "alone", self.method, bench.settings | EVALUATED, num_clients=1)
+        alone = Bench(
+            tmp_path / "local_baseline", self.method, bench.settings | EVALUATED, num_clients=1
+        )
         for values in (metric["values"] for metric in summary(alone.run())["metrics"]):
             # Clients round their losses.
             assert values["local_baseline"] == pytest.approx(values["federated"], rel=6e-4)

@@ -227,7 +227,7 @@ class TestSliceGpt(Promises):
         told = [reply.fields for reply in replies if reply.header.kind == "train"]
         assert [(fields["samples"], fields["blob_sha256"]) for fields in told] == [(0, [])]
         assert not any(reply.blobs for reply in replies)
-        assert "alone" in [reply.header.kind for reply in replies]
+        assert "local_baseline" in [reply.header.kind for reply in replies]
         tokens = torch.tensor(OpenedModel(bench.model).encode(text.read_text()))
         samples = tokens[: len(tokens) // 16 * 16].view(-1, 16)
         for found, moments in zip(

@@ -170,7 +170,7 @@ class TestFedPETuning(FedPETuningRuns, Promises):
         assert 2 not in bodies(grid, 1, "train")
         assert [bool(client["reason"]) for client in clients] == [False, False, True, False]
         assert (
-            "alone: evaluation.sequence-length = 16: the model has 15 positions"
+            "local_baseline: evaluation.sequence-length = 16: the model has 15 positions"
             in clients[2]["reason"]
         )
 

@@ -84,7 +84,7 @@ def test_model_with_weights_is_opened_in_place(tiny: Path) -> None:
 
 
 def test_holes_have_what_the_weights_have(tiny: Path, tmp_path: Path) -> None:
-    alone = tmp_path / "alone"
+    alone = tmp_path / "local_baseline"
     shutil.copytree(tiny, alone, ignore=shutil.ignore_patterns("*.safetensors*"))
     real = OpenedModel(tiny)
     with described(alone) as folder:

@@ -90,7 +90,7 @@ def test_letters_have_every_method_and_form() -> None:
         ("train", 2, ("start",)),
         ("fetch", 2, ("start", "blob_sha256")),
         ("deliver", 5, ("start",)),
-        ("alone", 4, ()),
+        ("local_baseline", 4, ()),
     ]
     assert forms("llm-pruner") == [
         ("train", 1, ()),
@@ -98,7 +98,7 @@ def test_letters_have_every_method_and_form() -> None:
         ("fetch", 1, ("blob_sha256",)),
         ("fetch", 2, ("blob_sha256",)),
         ("deliver", 3, ()),
-        ("alone", 2, ()),
+        ("local_baseline", 2, ()),
     ]
     assert forms("fedsoda") == [
         ("train", 1, ("rank_limit", "model_sha256", "aligned")),
@@ -107,7 +107,7 @@ def test_letters_have_every_method_and_form() -> None:
         ("deliver", 1, ("what", "model_sha256", "index", "size")),
         ("deliver", 1, ("what", "blocks", "aligned")),
         ("deliver", 2, ("rank_limit",)),
-        ("alone", 10, ("rank_limit",)),
+        ("local_baseline", 10, ("rank_limit",)),
     ]
 
 

@@ -256,6 +256,6 @@ EXAMPLES: dict[Kind, dict[str, Any]] = {
     "train": {"rank_limit": 8},
     "fetch": {"rank_limit": 8, "rank": 8},
     "deliver": {"rank_limit": 8},
-    "alone": {"rank_limit": 4},
+    "local_baseline": {"rank_limit": 4},
 }
 """Example fields for a model of two blocks by kind; the contract of the kind depends on them."""

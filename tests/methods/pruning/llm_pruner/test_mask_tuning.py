@@ -259,7 +259,7 @@ class TestMaskTuning(MaskTuningRuns, Promises):
         grid = bench.grid(evaluation__local_baseline=True)
         document = summary(bench.run(grid, evaluation__local_baseline=True))
         kinds = [read(reply.content).header.kind for _, reply in grid.received]
-        assert (kinds.count("train"), kinds.count("alone")) == (4, 0)
+        assert (kinds.count("train"), kinds.count("local_baseline")) == (4, 0)
         names = {
             n
             for _, reply in grid.received

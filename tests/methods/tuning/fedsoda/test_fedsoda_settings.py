@@ -41,7 +41,7 @@ class TestFedSoda(FedSodaRuns):
 
         def lose(message: Message) -> None:
             header = read(message.content).header
-            if (header.kind, header.client) == ("alone", 1):
+            if (header.kind, header.client) == ("local_baseline", 1):
                 for document in (bench.folder / "state").glob("*/node-00001/lasting/emulator.json"):
                     document.unlink()
 
@@ -75,13 +75,13 @@ class TestFedSoda(FedSodaRuns):
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         beside = list[Any]()
-        alone = tuning.alone
+        alone = tuning.local_baseline
 
         def noted(site: Any, request: MessageBody, given: Any) -> MessageBody:
             beside.append(given)
             return alone(site, request, given)
 
-        monkeypatch.setattr(tuning, "alone", noted)
+        monkeypatch.setattr(tuning, "local_baseline", noted)
         grid = bench.grid(evaluation__local_baseline=True)
         requests = list[Message]()
         grid.before_push = requests.append

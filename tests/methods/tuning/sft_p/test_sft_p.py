@@ -186,7 +186,7 @@ class TestSftP(SftPRuns, PersonalPromises):
         alone = [
             read(reply.content)
             for _, reply in grid.received
-            if read(reply.content).header.kind == "alone"
+            if read(reply.content).header.kind == "local_baseline"
         ]
         assert [body.fields.keys() for body in alone] == [{"seconds"}] * 4
 

@@ -66,11 +66,11 @@ class TestSftP(SftPRuns):
         for client, reply in grid.received:
             kinds[client].append(read(reply.content).header.kind)
         assert "train" not in kinds[3]
-        assert [kinds[client].count("alone") for client in range(4)] == [0, 0, 0, 1]
+        assert [kinds[client].count("local_baseline") for client in range(4)] == [0, 0, 0, 1]
         alone = next(
             read(reply.content)
             for _, reply in grid.received
-            if read(reply.content).header.kind == "alone"
+            if read(reply.content).header.kind == "local_baseline"
         )
         assert alone.fields.keys() == {"seconds"}
         settings = parse(bench.config(**changes))
@@ -103,7 +103,7 @@ class TestSftP(SftPRuns):
             for body in (read(reply.content) for _, reply in grid.received)
         }
         assert {client for client, kind in kinds if kind == "train"} == {0, 1}
-        assert {client for client, kind in kinds if kind == "alone"} == {2}
+        assert {client for client, kind in kinds if kind == "local_baseline"} == {2}
 
     def test_unsampled_client_fits_its_embedding(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""Contract of ``alone``: the server sends a rank limit, the client returns only seconds.
+"""Contract of ``local_baseline``: the server sends a rank limit, the client returns only seconds.
 
 The message exists in the last round of runs that store no result per client.
 """
@@ -25,7 +25,7 @@ ITERATIVE = {"method": "fedprllm", "fedprllm.strategy": "iterative"}
 
 
 def request(given: dict[str, Any], server_round: int, **fields: Any) -> MessageBody:
-    header = request_header(given["method"], "alone", server_round, lineage=BY_HAND)
+    header = request_header(given["method"], "local_baseline", server_round, lineage=BY_HAND)
     return MessageBody(header, {"rank_limit": 0, **fields})
 
 
@@ -69,7 +69,7 @@ def test_no_rank_is_asked_for_that_no_adapter_has(
     contract_for(request(given, last, rank_limit=largest), lambda: PLAN, settings)
     for rank, words in (
         (largest + 1, "rank_limit is above"),
-        (-1, "Alone: missing, surplus or out of range: rank_limit"),
+        (-1, "BaselineOrder: missing, surplus or out of range: rank_limit"),
     ):
         with pytest.raises(EspalierError, match=words):
             contract_for(request(given, last, rank_limit=rank), lambda: PLAN, settings)
@@ -86,7 +86,7 @@ def test_nothing_but_seconds_comes_up() -> None:
         {"seconds": 1.0, "loss": 2.0},
         {"seconds": "1"},
     ):
-        with pytest.raises(EspalierError, match="AloneReport"):
+        with pytest.raises(EspalierError, match="BaselineReport"):
             check_reply(MessageBody(asked.header, fields), asked, contract)
     with pytest.raises(EspalierError, match="1 surplus"):
         check_reply(
@@ -95,5 +95,5 @@ def test_nothing_but_seconds_comes_up() -> None:
 
 
 def test_flower_routes_it_to_a_handler_of_its_own() -> None:
-    assert FLOWER_TYPES["alone"] == "train.alone"
+    assert FLOWER_TYPES["local_baseline"] == "train.local_baseline"
     assert len(set(FLOWER_TYPES.values())) == len(FLOWER_TYPES)
