@@ -229,7 +229,7 @@ def _all_four(
         with federation(home, sites, own, warm) as deployed:
             command = ("run", *words, "--superlink", deployed.control)
             found[name] = measure(home, given.method, partial(espalier, home, *command))
-    alone = folder / "local_baseline"
+    alone = folder / "alone"
     alone.mkdir()
     text = "".join(
         f'out-dir = "{alone / "runs"}"\n' if line.startswith("out-dir") else line
