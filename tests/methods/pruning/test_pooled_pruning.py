@@ -165,7 +165,7 @@ class TestPooledPruning(PruningPromises):
 
     def test_single_client_baseline_equals_federated(self, tmp_path: Path, bench: Bench) -> None:
         alone = Bench(
-            tmp_path / "local_baseline", self.method, bench.settings | EVALUATED, num_clients=1
+            tmp_path / "alone", self.method, bench.settings | EVALUATED, num_clients=1
         )
         for values in (metric["values"] for metric in summary(alone.run())["metrics"]):
             # Clients round their losses.
