@@ -113,7 +113,9 @@ def test_an_evaluation_that_failed_counts(bench: Bench, monkeypatch: pytest.Monk
 def test_another_result_is_not_evaluated_any_more(bench: Bench) -> None:
     """A result that was computed again could reveal something new."""
     evaluate = told_once(bench)
-    (made,) = (bench.folder / "state" / evaluate.header.lineage).glob("*-00000/r001/local_baseline.json")
+    (made,) = (bench.folder / "state" / evaluate.header.lineage).glob(
+        "*-00000/r001/local_baseline.json"
+    )
     made.write_text(json.dumps(json.loads(made.read_text()) | {"seconds": 7.0}))
     assert "answered another request of this run" in answer(bench, evaluate).fields["reason"]
 

@@ -164,7 +164,7 @@ def test_it_says_what_a_run_would_send(
         line.startswith("train of rounds 1-3: Adapters trained on this client's data")
         for line in lines
     )
-    assert [line.split()[0] for line in lines if line.startswith(("enrol ", "alone ", "evaluate "))] == [
+    assert [line.split()[0] for line in lines if line.startswith(("enrol ", "local_baseline ", "evaluate "))] == [
         "enrol", "local_baseline", "evaluate",
     ]  # fmt: skip
 

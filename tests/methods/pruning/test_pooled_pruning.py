@@ -164,9 +164,7 @@ class TestPooledPruning(PruningPromises):
             assert sum(raw) == sums
 
     def test_single_client_baseline_equals_federated(self, tmp_path: Path, bench: Bench) -> None:
-        alone = Bench(
-            tmp_path / "alone", self.method, bench.settings | EVALUATED, num_clients=1
-        )
+        alone = Bench(tmp_path / "alone", self.method, bench.settings | EVALUATED, num_clients=1)
         for values in (metric["values"] for metric in summary(alone.run())["metrics"]):
             # Clients round their losses.
             assert values["local_baseline"] == pytest.approx(values["federated"], rel=6e-4)
