@@ -448,18 +448,6 @@ def _question(request: MessageBody, plan: ModelPlan, run: RunSettings) -> Contra
     )
 
 
-def largest_orders(
-    plan: ModelPlan | None, run: RunSettings, server_round: int
-) -> dict[Kind, dict[str, Any]]:
-    """Return the fields of the requests with the largest replies of a round, by kind.
-
-    An uncut device has the largest replies.
-    """
-    question: dict[Kind, dict[str, Any]] = {"deliver": {"pruned": 0.0}} if server_round > 1 else {}
-    return question | averaging.largest_orders(plan, run, server_round)
-
-
-sizes_vary = averaging.sizes_vary
 ASKED = (
     "Which attention groups and feed-forward channels this client removes, one bit each: those"
     " whose weights matter least to its data. Importances never leave it, and it answers once per"

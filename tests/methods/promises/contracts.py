@@ -15,10 +15,10 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.contract import check, check_reply
 from espalier.messages.contracts import contract_for
 from espalier.messages.records import num_bytes, read
-from espalier.messages.reply_estimate import outlook
 from espalier.messages.tensor_blobs import TensorSpec
 from espalier.settings.run import parse
 from espalier.storage.hash_chain import chain_check
+from server_app.estimate.messages.replies import outlook
 from server_app.estimate.messages.traffic import RunTraffic
 from server_app.public_tests import public_tests
 from strategies.base.rounds import RunFailed
@@ -138,8 +138,8 @@ class ContractPromises(Federations):
         occurs.
         """
         settings = parse(whole.bench.config())
-        plan = OpenedModel(self.model_of_clients(whole)).plan
-        expected = outlook(plan, settings)
+        model = OpenedModel(whole.bench.model)
+        expected = outlook(RunTraffic(settings, model, public_tests(settings, model)))
         reached = set[bool]()
         sent = {"fetch": "train"}
         answers = {(answer.kind, answer.server_round): answer for answer in expected.answers}
