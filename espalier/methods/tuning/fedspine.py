@@ -216,11 +216,6 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
         """Return the number of rounds in which the schedule prunes (T), by default half of all."""
         return self.prune_rounds or max(1, rounds // 2)
 
-    @property
-    def limits_differ(self) -> bool:
-        """True: ranks are chosen in every round, and groups that were cut have no adapter."""
-        return True
-
     def usual_rank(self, lora: LoraSettings) -> int:
         """Return the rank for devices whose rank is not chosen."""
         return self.rank or lora.rank

@@ -1,8 +1,7 @@
-"""Estimate of a client's replies in a run, tensor by tensor, from the dry runs of its strategy.
+"""Estimate of a client's replies in a run, tensor by tensor, from the dry run of its strategy.
 
 A site does not know its number before it enrols, so the largest reply of any client counts for each
-kind of message and round. If a round asks only some clients, dry runs in which it asks all count
-too. A site that has no model before the run cannot make a dry run; its messages are those of the
+kind of message and round. A site that has no model before the run cannot make a dry run; its messages are those of the
 method's examples, and their tensors are not known if they depend on the model.
 
 Covers: names, dtypes, shapes and bytes of tensors, and names of fields, in a run in which no client
@@ -11,8 +10,8 @@ Does not cover: headers of blobs and messages, some kilobytes per message; messa
 again after a loss.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import groupby
 
 from espalier.messages.contract import BlockSpecs, Contract
@@ -23,12 +22,11 @@ from espalier.messages.sums.secure_sum import KINDS as SECURE_KINDS
 from espalier.methods.examples import asked, request
 from espalier.models.plan import ModelPlan
 from espalier.settings.run import RunSettings
-from server_app.estimate.messages.dry_run import Case, Exchange
+from server_app.estimate.messages.dry_run import Exchange
 from server_app.estimate.messages.traffic import RunTraffic
 
 Place = tuple[Kind, int]
 """Kind of message and round."""
-CASES: tuple[Case, ...] = ("most", "least")
 KINDS: tuple[Kind, ...] = (
     "enrol", "deliver", "train", "shares", "masked", "confirm", "unmask", "alone", "evaluate"
 )  # fmt: skip
@@ -135,13 +133,12 @@ def outlook(traffic: RunTraffic) -> Outlook:
     ends = last_rounds(lambda: traffic.model.plan, settings)
     largest = {("enrol", 0): _example(settings, "enrol", 0)}
     varies = len(ends) > 1 or bool(traffic.open_questions)
-    for run in _runs(traffic):
-        for own in (answers_of(own) for case in CASES for own in run.exchanges(case).values()):
-            for place, answer in own.items():
-                known = largest.setdefault(place, answer)
-                varies |= known.num_bytes != answer.num_bytes
-                if answer.num_bytes > known.num_bytes:
-                    largest[place] = answer
+    for own in traffic.exchanges().values():
+        for place, answer in answers_of(own).items():
+            known = largest.setdefault(place, answer)
+            varies |= known.num_bytes != answer.num_bytes
+            if answer.num_bytes > known.num_bytes:
+                largest[place] = answer
     planned = [one for one in largest.values() if one.kind in LAST or one.server_round <= ends[0]]
     return Outlook(tuple(planned), ends[0], len(ends) - 1, varies or _samples(settings))
 
@@ -149,16 +146,6 @@ def outlook(traffic: RunTraffic) -> Outlook:
 def _samples(settings: RunSettings) -> bool:
     """Return True if a round asks only some clients."""
     return "sampled-clients" in settings.job.FEDERATION and settings.federation.sampled_clients < 1
-
-
-def _runs(traffic: RunTraffic) -> Iterator[RunTraffic]:
-    """Yield the run, and if a round asks only some clients the same run in which it asks all."""
-    yield traffic
-    if _samples(traffic.settings):
-        federation = traffic.settings.federation.model_copy(update={"sampled_clients": 1.0})
-        yield replace(
-            traffic, settings=traffic.settings.model_copy(update={"federation": federation})
-        )
 
 
 def outlook_without_model(settings: RunSettings) -> Outlook:
