@@ -5,16 +5,14 @@ takes long.
 
 Covers: the findings are shown only on this terminal.
 
-Does not cover: memory and disk space of the work (see ``server_app/estimate/node_fit.py``), whether
-the SuperLink can be reached, and whether the server has the same program and model. Their hashes
-are printed for comparison.
+Does not cover: what the run would send, and memory and disk space of the work (see
+``server_app/estimate/node_fit.py``), whether the SuperLink can be reached, and whether the server
+has the same program and model. Their hashes are printed for comparison.
 """
 
 import os
 import sys
-import textwrap
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -26,16 +24,14 @@ from client_app.policy.site_policy import amounts, require_allowed, runs_answere
 from client_app.protocol.private_answer import budget_of
 from client_app.protocol.readiness import require_ready
 from client_app.site import Site
-from espalier.amounts import aligned, count, size
+from espalier.amounts import count, size
 from espalier.environment.paths import at_home
 from espalier.errors import InputError, as_command
 from espalier.hf.machine.machine_memory import machine_memory
 from espalier.identity.code_hash import code_sha256
 from espalier.identity.site_keys import fingerprint, public_keys
 from espalier.messages.message import UNREAD
-from espalier.messages.reply_estimate import Answer, Outlook, outlook
 from espalier.methods.tuning.adapters.tensors import trained
-from espalier.models.plan import ModelPlan
 from espalier.privacy.guarantee import guarantee_of
 from espalier.progress import Pace, heard_by
 from espalier.settings.libraries import require_libraries
@@ -43,13 +39,10 @@ from espalier.settings.node import MOST, shortened
 from espalier.storage.client_state import private_folder
 from espalier.training.sequences import read_client_data
 
-WIDTH = 110
-"""Width of an observer sentence, in characters."""
 SHOWN = 4
 """Maximum number of tensor names in a line."""
 ANY_CLIENT = 0
 """Client number of a site, which reads its own file completely whatever its number."""
-COLUMNS = ("message", "bytes of tensors", "tensors", "fields")
 HOLDS = {
     "": "no reply needs approval",
     "tensors": "replies with tensors need approval",
@@ -137,96 +130,6 @@ def device(site: Site) -> Iterator[str]:
         yield f"{name}, memory {size(total)}, {size(free)} free"
 
 
-def sends(outlook: Outlook, plan: ModelPlan | None) -> Iterator[str]:
-    """Yield the answers that a run with these settings would send.
-
-    There is one line for each kind of message, then the total, then a sentence for each kind on
-    what an observer learns.
-    """
-    groups = outlook.alike()
-    yield from aligned([COLUMNS, *(_row(group, plan) for group in groups)])
-    rounds = count(outlook.rounds, "round")
-    if outlook.is_known:
-        most = "at most " if outlook.varies else ""
-        yield (
-            f"in {rounds} {most}{outlook.num_bytes:,} bytes of tensors, and some kilobytes of"
-            " headers and hashes per message"
-        )
-    else:
-        yield f"in {rounds}; the number of bytes is not known before the server has sent the model"
-    if outlook.varies:
-        yield (
-            "  (the server chooses sizes, and the clients of a round; these are the largest values)"
-        )
-    if outlook.more_rounds:
-        more = count(outlook.more_rounds, "more round")
-        yield f"  (and at most {more} while work remains; max-rounds limits them)"
-    yield "what a reader of the messages can learn:"
-    for group in groups:
-        yield from textwrap.wrap(
-            f"{_called(group)}: {group[0].observer}",
-            WIDTH,
-            initial_indent="  ",
-            subsequent_indent="    ",
-        )
-    yield (
-        "  any failed message: the error text; a deliver that is not listed: that something arrived"
-    )
-
-
-def _row(group: Sequence[Answer], plan: ModelPlan | None) -> tuple[str, ...]:
-    first = group[0]
-    sizes = sorted(answer.num_bytes for answer in group)
-    of_each = f"{sizes[0]:,}" if sizes[0] == sizes[-1] else f"{sizes[0]:,} to {sizes[-1]:,}"
-    each = " each" if len(group) > 1 else ""
-    # A site without a model cannot know the shapes.
-    if first.specs is None:
-        return (
-            _called(group),
-            "not known",
-            "of the model that the server sends",
-            "see docs/privacy-reference.md",
-        )
-    in_parts = f", {first.messages} messages" if first.messages > 1 else ""
-    return (
-        _called(group),
-        f"{of_each}{each}{in_parts}" if first.num_bytes else "0",
-        _tensors(first, plan) or "none",
-        ", ".join(first.fields),
-    )
-
-
-def _called(group: Sequence[Answer]) -> str:
-    first = group[0]
-    last = group[-1]
-    kind = (
-        # Later parts of the reply to ``train`` are fetched.
-        "train, fetch"
-        if first.kind == "train" and any(answer.messages > 1 for answer in group)
-        else first.kind
-    )
-    if first.kind in ("enrol", "local_baseline", "evaluate"):
-        return kind
-    rounds = (
-        str(first.server_round) if first is last else f"{first.server_round}-{last.server_round}"
-    )
-    return f"{kind} of round{'s' * (first is not last)} {rounds}"
-
-
-def _tensors(answer: Answer, plan: ModelPlan | None) -> str:
-    """Return the number of tensors per name and dtype, regardless of the matrix."""
-    matrices = {linear.name for linear in plan.linears} if plan else set()
-    counts: Counter[tuple[str, str]] = Counter()
-    for tensors in (answer.specs or {}).values():
-        for name, spec in tensors.items():
-            # Names are ``<matrix>.<rest>``; tensors of all matrices are counted together.
-            matrix, _, rest = name.rpartition(".")
-            counts[rest if matrix in matrices else name, spec.dtype] += 1
-    named = [f"{number} {name} ({dtype})" for (name, dtype), number in counts.items()]
-    shown = ", ".join(named[:SHOWN])
-    return f"{shown} and {len(named) - SHOWN} more names" if len(named) > SHOWN else shown
-
-
 def look(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Iterator[str]:
     """Yield the findings on what a node would do; raise InputError if it would refuse the run."""
     # A context without a message: only the configuration is read.
@@ -260,9 +163,6 @@ def look(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Itera
     if settings.tunes and plan is not None:
         trained(plan, settings)
     yield from _under("data", _data(site))
-    # 2. What the run would send.
-    expected = outlook(plan, settings)
-    yield from _under("sends", sends(expected, plan))
 
 
 def _require_writable(folder: Path, key: str) -> None:

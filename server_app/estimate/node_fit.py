@@ -1,4 +1,6 @@
-"""Comparison of a client's memory and disk needs with its machine (``espalier check-node``).
+"""What a run would send from a node, and its memory and disk needs (``espalier check-node``).
+
+The needs are compared with the machine.
 
 Covers: the estimate for the run's settings and the model at this node (docs/studies/plan.md). On a
 CUDA device, the memory is that of the same work on a CPU, without libraries. The host's own memory
@@ -21,10 +23,13 @@ from espalier.amounts import size as as_size
 from espalier.environment.paths import at_home
 from espalier.errors import InputError, as_command
 from espalier.hf.machine.machine_memory import machine_memory
+from espalier.models.plan import ModelPlan
 from espalier.settings.node import NodeSettings, parse_node
 from espalier.settings.run import parse
 from espalier.settings.top import DEFAULT_METHOD
 from server_app.estimate.estimate import Plan, in_words
+from server_app.estimate.messages.replies import Outlook, outlook, outlook_without_model
+from server_app.estimate.node_sends import sends
 from server_app.estimate.work.memory import Memory
 from server_app.estimate.work.work import OWN_MODEL
 
@@ -33,7 +38,7 @@ OWN = ("activations", "device")
 
 
 def planned(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield lines on a client's memory and disk needs at this node.
+    """Yield lines on what a client sends, and on its memory and disk needs at this node.
 
     Raises InputError if a setting is invalid, the model cannot be opened, or the work needs more
     than there is.
@@ -41,6 +46,7 @@ def planned(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> It
     node = parse_node(node_config)
     settings = parse(run_config)
     if not settings.job.NEEDS_BASE_MODEL:
+        yield from _sent(outlook_without_model(settings))
         yield (
             "memory     depends on the model that the run's server sends; espalier plan on the"
             " server's machine shows it"
@@ -51,11 +57,17 @@ def planned(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> It
     own = {name: getattr(node, name) for name in OWN if getattr(node, name)}
     settings = settings.model_copy(update=own)
     plan = Plan(settings, Site(run_config, node).model, simulation=False)
+    yield from _sent(outlook(plan.traffic), plan.model.plan)
     on_device = settings.device == "cuda" or (
         settings.device == "auto" and torch.cuda.is_available()
     )
     yield f"memory     {told(plan.client, on_device=on_device)}"
     yield from on_disks(node, plan.client_disk)
+
+
+def _sent(expected: Outlook, plan: ModelPlan | None = None) -> Iterator[str]:
+    for number, line in enumerate(sends(expected, plan)):
+        yield f"{'' if number else 'sends':<11}{line}"
 
 
 def on_disks(node: NodeSettings, parts: Mapping[str, int]) -> Iterator[str]:

@@ -208,18 +208,6 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     return reply.contract(request, run)
 
 
-def largest_orders(
-    plan: ModelPlan | None, run: RunSettings, server_round: int
-) -> dict[Kind, dict[str, Any]]:
-    """Return the fields of the requests of a round by kind.
-
-    In iterative pruning with weight scaling, votes are included from the second round on.
-    """
-    job = run.of(FedPrLLMSettings)
-    scaled = job.strategy == "iterative" and job.continue_behind == "scaled" and server_round > 1
-    return {"train": {"num_voters": [1], "decided": server_round - 1} if scaled else {}}
-
-
 OBSERVER = (
     "One bit per weight: whether this client would prune it, given its text. A reader who knows some of"
     " the samples can recognise them in the reply, whatever `min-tokens` says. Also how long the"

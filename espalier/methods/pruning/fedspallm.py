@@ -331,26 +331,6 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     return reply.contract(request, run)
 
 
-def largest_orders(
-    plan: ModelPlan | None, run: RunSettings, server_round: int
-) -> dict[Kind, dict[str, Any]]:
-    """Return the fields of the requests with the largest replies of a round, by kind.
-
-    The most capable client has the most layers, and the largest ones are assumed.
-    """
-    assert plan is not None
-    number = max(1, round(len(plan.blocks) * run.of(FedSpaLLMSettings).sampled_layers))
-    # Assume the largest layers, since the server may sample any.
-    by_size = sorted(plan.blocks, key=lambda block: block.num_weights, reverse=True)
-    blocks = sorted(block.index for block in by_size[:number])
-    return {"train": {"blocks": blocks, "versions": [0] * len(plan.blocks)}}
-
-
-def sizes_vary(run: RunSettings) -> bool:
-    """Return True: the capability of a client determines how many layers it prunes."""
-    return True
-
-
 def update_specs(plan: ModelPlan, update: Update) -> dict[str, Mapping[str, TensorSpec]]:
     """Return the specs of the blobs of an update."""
     kept = iter(update.num_kept)

@@ -394,11 +394,6 @@ def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     return delivery_of_cuts(request, plan_of, run, (), run.of(LlmPrunerSettings).rescaled)
 
 
-def sizes_vary(run: RunSettings) -> bool:
-    """Return True with rescaling: the size of the equations depends on which groups stay."""
-    return bool(run.of(LlmPrunerSettings).rescaled)
-
-
 OBSERVER = (
     "One number for every key-value group and feed-forward channel of the blocks that may be"
     " pruned: weights times the gradient of this client's loss on its samples, summed over the"

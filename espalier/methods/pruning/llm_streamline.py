@@ -309,26 +309,6 @@ def _require_start(start: int, plan: ModelPlan, run: RunSettings) -> None:
         )
 
 
-def largest_orders(
-    plan: ModelPlan | None, run: RunSettings, server_round: int
-) -> dict[Kind, dict[str, Any]]:
-    """Return the fields of the requests with the largest replies of a round, by kind.
-
-    The layer is a copy of the largest block that may begin a replaced range.
-    """
-    assert plan is not None
-    starts = range(num_starts(plan, run))
-    largest = max(
-        starts,
-        key=lambda start: sum(
-            spec.num_bytes
-            for blob in layer_specs(plan, run, start).values()
-            for spec in blob.values()
-        ),
-    )
-    return {"train": {} if server_round == 1 else {"start": largest}}
-
-
 def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``deliver``, which pushes a part of the layer.
 

@@ -277,19 +277,6 @@ def _emulator(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contra
     return delivery.contract(request, run)
 
 
-def largest_orders(
-    plan: ModelPlan | None, run: RunSettings, server_round: int
-) -> dict[Kind, dict[str, Any]]:
-    """Return the fields of the requests with the largest replies of a round, by kind."""
-    order = {
-        **averaging.largest_orders(plan, run, server_round)["train"],
-        "model_sha256": _HASH,
-        "aligned": NEVER,
-    }
-    offered: dict[Kind, dict[str, Any]] = {"deliver": OFFER} if server_round == 1 else {}
-    return offered | {"train": order}
-
-
 _HASH = "0" * 64
 OFFER = {
     "what": "model", "names": ["config.json"], "sizes": [8], "file_sha256": [_HASH], "piece_bytes": 1024,

@@ -216,11 +216,6 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
         """Return the number of rounds in which the schedule prunes (T), by default half of all."""
         return self.prune_rounds or max(1, rounds // 2)
 
-    @property
-    def limits_differ(self) -> bool:
-        """True: ranks are chosen in every round, and groups that were cut have no adapter."""
-        return True
-
     def usual_rank(self, lora: LoraSettings) -> int:
         """Return the rank for devices whose rank is not chosen."""
         return self.rank or lora.rank
@@ -448,18 +443,6 @@ def _question(request: MessageBody, plan: ModelPlan, run: RunSettings) -> Contra
     )
 
 
-def largest_orders(
-    plan: ModelPlan | None, run: RunSettings, server_round: int
-) -> dict[Kind, dict[str, Any]]:
-    """Return the fields of the requests with the largest replies of a round, by kind.
-
-    An uncut device has the largest replies.
-    """
-    question: dict[Kind, dict[str, Any]] = {"deliver": {"pruned": 0.0}} if server_round > 1 else {}
-    return question | averaging.largest_orders(plan, run, server_round)
-
-
-sizes_vary = averaging.sizes_vary
 ASKED = (
     "Which attention groups and feed-forward channels this client removes, one bit each: those"
     " whose weights matter least to its data. Importances never leave it, and it answers once per"

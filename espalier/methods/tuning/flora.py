@@ -67,11 +67,6 @@ class FloraSettings(AdapterAveraging):
         """Return the rank of a client's adapters."""
         return int(of_client(self.ranks, client)) if self.ranks else lora.rank
 
-    @property
-    def limits_differ(self) -> bool:
-        """True if the ranks of clients differ."""
-        return len(set(self.ranks.split(","))) > 1
-
     def contradictions(
         self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int
     ) -> list[str]:

@@ -81,11 +81,6 @@ class HetLoRASettings(AdapterAveraging):
         return int(of_client(self.ranks, client)) if self.ranks else lora.rank
 
     @property
-    def limits_differ(self) -> bool:
-        """True: the ranks of clients differ."""
-        return True
-
-    @property
     def lowers_ranks(self) -> bool:
         """True if a client may continue with a lower rank than the server asked for."""
         return self.gamma < 1

@@ -290,8 +290,6 @@ def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     return averaging.delivery_of(request, plan_of, run, trained)
 
 
-largest_orders = averaging.largest_orders
-sizes_vary = averaging.sizes_vary
 OBSERVER = (
     "A generator of masks, and LoRA if it is trained. Their differences from what was sent to the"
     " client are sums of the optimiser's steps on its data, at its own masks. As with LoRA,"

@@ -49,7 +49,7 @@ HASH = "0" * 64
 
 @dataclass(frozen=True)
 class Exchange:
-    """Bytes of a request and of its reply."""
+    """Request and its reply, with the bytes of both."""
 
     kind: Kind
     server_round: int
@@ -59,6 +59,8 @@ class Exchange:
     """
     down: int
     up: int
+    contract: Contract
+    """Contract of the request and its reply."""
 
     @property
     def num_bytes(self) -> int:
@@ -250,7 +252,8 @@ class DryRounds(Rounds):
             fields = _fields_of_reply(contract.up.fields, known)
             down = _num_bytes(header, request.fields, contract.down.blobs)
             up = _num_bytes(header, fields, contract.up.blobs)
-            self._sizes[key] = Exchange(header.kind, header.server_round, down, up), fields
+            exchange = Exchange(header.kind, header.server_round, down, up, contract)
+            self._sizes[key] = exchange, fields
         exchange, fields = self._sizes[key]
         self.method.exchanges[header.client].append(exchange)
         return MessageBody(header, fields, self.method.known_blobs(request))

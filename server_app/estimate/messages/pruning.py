@@ -8,7 +8,7 @@ from torch import Tensor
 from espalier.messages.blobs.cuts import pack_cut
 from espalier.methods.pruning.fedspallm import FedSpaLLMSettings, num_kept
 from espalier.methods.pruning.llm_pruner import LlmPrunerSettings
-from espalier.methods.pruning.llm_streamline import layer_shapes
+from espalier.methods.pruning.llm_streamline import layer_shapes, num_starts
 from espalier.methods.pruning.slicegpt import places
 from espalier.models.groups import Groups
 from espalier.models.plan import BlockPlan
@@ -145,11 +145,14 @@ class LayerShapes(StreamlinedResult):
 
 
 class DryLlmStreamline(DryRun, LlmStreamline):
-    """Dry run of LLM-Streamline, which removes the first stretch: all blocks have equal shapes."""
+    """Dry run of LLM-Streamline, which replaces the stretch with the largest first block."""
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Choose a stretch and train a layer."""
         run = self.run
+        plan = run.model.plan
+        starts = plan.blocks[: num_starts(plan, run.settings)]
+        largest = max(starts, key=lambda block: block.num_weights)
         self.result = LayerShapes(run.settings, run.model, run.checkpoint.blobs)
-        self.result.start = 0
-        self.result.sent = dict.fromkeys(layer_shapes(self.run.model.plan.blocks[0]), NO_BLOB)
+        self.result.start = largest.index
+        self.result.sent = dict.fromkeys(layer_shapes(largest), NO_BLOB)

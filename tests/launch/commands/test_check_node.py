@@ -16,6 +16,7 @@ from espalier.cli.keys import make_keys
 from espalier.errors import EspalierError
 from espalier.flower.programs import read_node_config
 from espalier.progress import Pace
+from server_app.estimate.node_fit import main as fit
 from tests.bench import DEFAULTS, flatten, private_text
 from tests.tiny_model import save_tiny_llama
 
@@ -151,7 +152,7 @@ def test_it_says_what_a_run_would_send(
         "federation.rounds": 3,
         "part-bytes": 1024,
     }
-    assert check({"node": node, "run": run | tuned}) == 0
+    assert fit({"node": node, "run": run | tuned}) == 0
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     (row,) = [line for line in lines if line.startswith("train of rounds 1-3 ")]
     assert row.split()[4:11] == ["512", "each", "2", "lora_a", "(F32),", "2", "lora_b"]
@@ -172,7 +173,7 @@ def test_it_says_what_a_run_would_send(
 def test_server_s_choices_are_told_as_bounds(
     run: dict[str, Any], node: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert check({"node": node, "run": run | {"method": "fedspallm"}}) == 0
+    assert fit({"node": node, "run": run | {"method": "fedspallm"}}) == 0
     shown = capsys.readouterr().out
     assert "in 1 round at most " in shown
     assert (
@@ -235,13 +236,17 @@ def test_site_without_base_model_is_checked(
 ) -> None:
     """The run's server sends the model and its tokenizer."""
     own = {key: value for key, value in node.items() if key != "model-path"} | {
-        "max-model-bytes": 10**9
+        "max-model-bytes": 10**6
     }
     assert check({"node": own, "run": run | {"method": "fedsoda"}}) == 0
     shown = capsys.readouterr().out
     assert "model      sent by the run's server" in shown
     assert own["data-path"] in shown
+    assert fit({"node": own, "run": run | {"method": "fedsoda", "lora.rank": 2}}) == 0
+    shown = capsys.readouterr().out
     assert "the number of bytes is not known before the server has sent the model" in shown
+    for kind in ("enrol", "deliver", "train", "alone", "evaluate"):
+        assert f"  {kind}" in shown
     missing = own | {"data-path": str(Path(own["data-path"]).parent / "none.txt")}
     assert check({"node": missing, "run": run | {"method": "fedsoda"}}) == 2
     Path(own["data-path"]).write_text("\n\n  \n")

@@ -34,7 +34,7 @@ from espalier.methods.tuning.adapters.tensors import (
     trained,
 )
 from espalier.methods.tuning.adapters.values import Values
-from espalier.models.plan import ModelPlan, PlanOf
+from espalier.models.plan import PlanOf
 from espalier.settings.run import RunSettings
 
 MAX_SAMPLES = 1_000_000_000
@@ -166,21 +166,6 @@ def contract(
         check_report=fits,
     )
     return reply.contract(request, run)
-
-
-def largest_orders(
-    plan: ModelPlan | None, run: RunSettings, server_round: int
-) -> dict[Kind, dict[str, Any]]:
-    """Return the fields of the requests with the largest replies of a round, by kind.
-
-    A client then trains all ranks.
-    """
-    return {"train": {"rank_limit": run.lora.rank}}
-
-
-def sizes_vary(run: RunSettings) -> bool:
-    """Return True if clients may have different ranks."""
-    return run.of(AdapterAveraging).limits_differ
 
 
 def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:

@@ -128,11 +128,6 @@ class AdapterAveraging(MethodSettings):
         """Return the LoRA settings that clients train in a model with ``num_blocks`` blocks."""
         return lora
 
-    @property
-    def limits_differ(self) -> bool:
-        """True if the server may ask clients to train adapters of lower ranks."""
-        return False
-
     def rank_limit_of(self, client: int, lora: LoraSettings) -> int:
         """Return the largest rank of a client's adapters; here it is the same for all clients."""
         return lora.rank
