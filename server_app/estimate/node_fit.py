@@ -1,4 +1,4 @@
-"""What a run would send from a node, and its memory and disk needs (``espalier check-node``).
+"""Replies that a run would ask of a node, and its memory and disk needs (``espalier check-node``).
 
 The needs are compared with the machine.
 
