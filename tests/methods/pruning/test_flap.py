@@ -246,7 +246,7 @@ class TestFlap(Promises):
                 {"flap__pruning_ratio": 0.99},
                 (
                     r"flap.pruning-ratio = 0.99: 99.0% of what can be removed would"
-                    r" have to go"
+                    r" be removed"
                 ),
             ),
             (

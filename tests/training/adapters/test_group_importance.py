@@ -219,9 +219,10 @@ def test_units_are_worth_what_the_equations_say(
     assert watch.taylor == pytest.approx(sum(terms) / 3, rel=1e-5)
 
 
+@pytest.mark.parametrize("score", ["mask", "exact"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_smaller_round_equals_masked_one(
-    directories: dict[str, Path], family: str, tmp_path: Path
+    directories: dict[str, Path], family: str, score: str, tmp_path: Path
 ) -> None:
     """The reference has zeros in the cut rows and columns of its base and initial adapters."""
     base = OpenedModel(directories[family])
@@ -229,18 +230,20 @@ def test_smaller_round_equals_masked_one(
     cut = groups.none
     cut[CUT[family]] = True
     structure = groups.structure(cut)
-    training, watch = watched(OpenedModel(base.directory, structure), pack_bits(cut))
+    training, watch = watched(OpenedModel(base.directory, structure), pack_bits(cut), score=score)
     removed = [
         {kind: cut[groups.at(index, kind)] for kind in GROUP_KINDS} for index in groups.blocks
     ]
     masked = masked_copy(base.directory, tmp_path / "masked", family, removed)
-    whole_training, whole_watch = watched(masked)
+    whole_training, whole_watch = watched(masked, score=score)
     start = start_with_head(whole_training)
     for block, gone in enumerate(removed):
         for name, value in start[f"block-{block:04d}"].items():
             zero_out(value, name, family, gone)
-    smaller, _ = training.run(cut_trained(start, base.plan, structure), 0, 3)
-    whole, _ = whole_training.run(start, 0, 3)
+    with watch.watching():
+        smaller, _ = training.run(cut_trained(start, base.plan, structure), 0, 3)
+    with whole_watch.watching():
+        whole, _ = whole_training.run(start, 0, 3)
     expected = cut_trained(whole, base.plan, structure)
     for key, own in expected.items():
         for name, value in own.items():
