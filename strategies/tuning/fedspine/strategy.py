@@ -31,10 +31,10 @@ from espalier.methods.tuning.fedspine import (
     SpineReport,
     trained,
 )
-from espalier.models.adapters import Adapter
+from espalier.models.adapters import Adapter, AdapterPlan
 from espalier.models.groups import Groups
 from espalier.models.plan import ModelPlan, block_key
-from espalier.models.structure import GROUP_KINDS, group_size, kind_of, structured_plan
+from espalier.models.structure import GROUP_KINDS, READERS, group_size, kind_of, structured_plan
 from espalier.settings.run import RunSettings
 from pruning_kernels.lora.factor_means import Divisor, KeptFactors, PrunedSide, coverage_mean
 from pruning_kernels.lora.factors import Factors
@@ -83,6 +83,24 @@ def require_measured(settings: RunSettings, plan: ModelPlan) -> None:
                     f" lie on them, and block {block.index} has none on {', '.join(names)}; set"
                     " both to all"
                 )
+    if settings.of(FedSpineSettings).score == "mask":
+        _require_gradients_of_masks(settings, adapters, of_kind["groups"])
+
+
+def _require_gradients_of_masks(
+    settings: RunSettings, adapters: AdapterPlan, names: list[str]
+) -> None:
+    """Refuse a first block whose attention heads get no gradient; ``names`` are its matrices."""
+    reader = READERS["groups"]
+    adapted = {adapter.linear.name for adapter in adapters.blocks.get(0, ())}
+    # Gradients reach the heads' output only above an adapter; in later blocks there always is one.
+    before = [name for name in names if name != reader]
+    if not adapted & set(before):
+        raise InputError(
+            f"lora.targets = '{settings.lora.targets}': {settings.method}.score = 'mask' needs an"
+            f" adapter on {', '.join(before)} of the first block; add one of them, or set"
+            f" {settings.method}.score to exact"
+        )
 
 
 def require_whole_nf4_blocks(settings: RunSettings, plan: ModelPlan) -> None:

@@ -106,6 +106,10 @@ class TestFedSpine(FedSpineRuns):
                 "measures channels by adapters that lie on them, and block 0 has none on mlp",
             ),
             (
+                {"lora__targets": "attn.o,mlp.up"},
+                r"score = 'mask' needs an adapter on attn.q, attn.k, attn.v of the first block",
+            ),
+            (
                 {"lora__layers": "1"},
                 "measures groups by adapters that lie on them, and block 0 has none",
             ),
