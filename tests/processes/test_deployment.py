@@ -223,8 +223,8 @@ def simulation(folder: Path, words: Sequence[str], *, by_the_command: bool) -> P
     return found
 
 
-ALWAYS = ("fedpetuning", "fedprllm", "fedspine", "slicegpt")
-"""Methods that are always tried: adapters, masks, clients' own models, a sliced model."""
+ALWAYS = ("fedpetuning", "fedprllm", "fedspine")
+"""Methods that are always tried: adapters, masks, clients' own models."""
 
 
 def test_every_method_has_a_run() -> None:

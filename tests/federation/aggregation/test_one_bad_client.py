@@ -274,16 +274,16 @@ for _method in ("fedpetuning", "fedsoda", "sft-p"):
     CASES[f"{_method} median"] = replace(
         CASES[_method], settings={**CASES[_method].settings, **MEDIAN}
     )
-ALL_SLOW = ("fedpetuning median", "fedsoda median", "fedspine", "sft-p median")
+ALL_SLOW = ("fed-sb", "fedpetuning median", "fedsoda median", "fedspine", "sft-p median")
 """Cases of which each change is slow.
 
-``test_aggregation.py`` has a quick run of the median; FedSpine averages like FedPETuning.
+``test_aggregation.py`` has a quick run of the median; FedSpine and Fed-SB average like
+FedPETuning.
 """
 SLOW = (
     "fedpetuning",
     "fedpetuning svd",
     "fedsoda",
-    "fed-sb",
     "flora",
     "hetlora",
     "sft-p",
