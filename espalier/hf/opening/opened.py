@@ -246,7 +246,7 @@ class OpenedModel:
         counted = (
             stored for name, stored in self.checkpoint.tensors.items() if name.startswith(parts)
         )
-        # Only encoders have a head that is created again, of this width.
+        # Only encoders have a new head, of this width.
         features = blocks[0].linears[0].shape[1] if self.family.kind == "encoder" else 0
         return ModelPlan(
             blocks,

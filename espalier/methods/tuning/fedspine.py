@@ -92,7 +92,7 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
         ge=0,
         description=(
             "Number of rounds of pruning in which a device that always takes the middle step"
-            " reaches `share`; the first is round 2, or `prune-from`. 0: half of the rounds."
+            " reaches `pruning-ratio`; the first is round 2, or `prune-from`. 0: half of the rounds."
         ),
     )
     prune_from: int = Field(
@@ -248,8 +248,8 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
         if self.allocation in CHOSEN and not self.chooses:
             lines.append(
                 f"{method}.allocation = '{self.allocation}': neither ratio nor rank is chosen; set"
-                f" {method}.allocation to fixed, or adaptive-rank or (with a share above 0)"
-                " adaptive-pruning to true"
+                f" {method}.allocation to fixed, or adaptive-rank or (with a pruning ratio above"
+                " 0) adaptive-pruning to true"
             )
         if self.allocation == "bandit" and self.pruning_ratio == 0 and self.reward == "literal":
             lines.append(
