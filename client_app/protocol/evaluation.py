@@ -91,13 +91,13 @@ def evaluate_once(site: Site, request: MessageBody, evaluation: Evaluation) -> M
 def prepare_evaluation(
     site: Site,
     request: MessageBody,
-    alone: Evaluated,
+    baseline: Evaluated,
     federated: Callable[[], Evaluated],
     before: Evaluated = dense,
 ) -> Evaluation:
     """Prepare to evaluate the local result on evaluation text, and all models on held-out text.
 
-    ``local_baseline`` is the local baseline, and ``federated`` returns the federated result, if it is
+    ``baseline`` is the local baseline, and ``federated`` returns the federated result, if it is
     evaluated. ``before`` is the model that clients began with.
     """
     require_many_at_a_site(site, request)
@@ -110,14 +110,14 @@ def prepare_evaluation(
     models: dict[str, Evaluated] = {}
     if request.fields["own_text"]:
         # Held-out text compares three models: before, alone, and together.
-        models = {"dense": before, "local_baseline": alone, "federated": federated()}
+        models = {"dense": before, "local_baseline": baseline, "federated": federated()}
 
     def evaluation() -> Losses:
         started = time.monotonic()
         report = Losses(losses=[], own_losses=[], test_scores=[], seconds=0.0)
         if texts:
             # Rounded, because further digits tell about the data and not about the model.
-            losses = _losses(site, texts, alone).values()
+            losses = _losses(site, texts, baseline).values()
             report.losses = [round(loss, LOSS_DIGITS) for loss in losses]
         if models:
             samples = held_out_samples(

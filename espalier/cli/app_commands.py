@@ -128,7 +128,7 @@ def _show_tasks(given: argparse.Namespace) -> int:
 def _add_approve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "approve",
-        help="list the replies that wait for approval (require-approval), and approve or refuse them",
+        help="list replies that wait for approval (require-approval), and approve or refuse them",
     )
     parser.add_argument("state_dir", metavar="STATE-DIR", help="the node's state-dir")
     parser.add_argument(

@@ -49,7 +49,7 @@ def _added(left: Tensor, right: Tensor, module: nn.Module, inputs: Any, output: 
 def joined_plan(adapters: AdapterPlan, folded: int, *, alone: bool = False) -> AdapterPlan:
     """Return the plan of adapters that contain folded updates of a rank; all have the same rank.
 
-    ``local_baseline`` leaves the adapters' own updates out.
+    ``alone`` leaves the adapters' own updates out.
     """
     largest = max((adapter.folded_rank(folded) for _, adapter in adapters), default=0)
 
