@@ -97,7 +97,7 @@ def as_floats(words: Words, fraction_bits: int) -> NDArray[np.float64]:
 
 
 def is_possible(words: Words, *, signed: bool) -> bool:
-    """Return whether the words are a valid contribution of one client: within their bits and, if not signed, >= 0."""
+    """Return whether the words are valid for one client: in their bits; unsigned ones >= 0."""
     low, high = words
     most = 1 << HIGH_BITS - 1
     numbers = high.view(np.int64)

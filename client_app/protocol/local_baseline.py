@@ -18,7 +18,7 @@ BASELINE = "local-baseline"
 def make_local_baseline(
     site: Site, request: MessageBody, make: Callable[[PrivateState], dict[str, Any]]
 ) -> MessageBody:
-    """Answer a ``local_baseline`` request: call ``make`` and store its result for ``stored_local_baseline``."""
+    """Answer the request: call ``make``, and store its result for ``stored_local_baseline``."""
 
     def work(state: PrivateState) -> BaselineReport:
         started = time.monotonic()

@@ -38,7 +38,7 @@ class BaselineReport(Fields):
 
 
 def contract(request: MessageBody, settings: RunSettings) -> Contract:
-    """Return the contract of a ``local_baseline`` message, which belongs to the last round of a run.
+    """Return the contract of a ``local_baseline`` message, which belongs to the last round.
 
     Raises ProtocolError if clients of this method compute nothing on their own, have nothing to
     fit, or if no adapter has such a rank.

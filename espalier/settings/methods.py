@@ -30,7 +30,7 @@ class Row:
     job: str
     """Module of the client's job.
 
-    It has ``train`` and ``evaluate``, and ``local_baseline`` if clients compute a local baseline or a model
+    It has ``train`` and ``evaluate``, and ``local_baseline`` if clients compute one or a model
     of their own in a message of its own.
     """
     contracts: str = ""

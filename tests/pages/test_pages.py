@@ -215,8 +215,8 @@ def test_data_protection_page_names_each_method() -> None:
 def test_privacy_table_has_each_method_once() -> None:
     """No two rows of one kind are equal.
 
-    Methods whose rounds leave a local baseline have no ``local_baseline``. Methods whose replies are one
-    blob have no ``fetch``.
+    Methods whose rounds leave a local baseline have no ``local_baseline`` request. Methods whose
+    replies are one blob have no ``fetch``.
     """
     rows = [
         [cell.strip() for cell in line.strip("|").split(" | ")]

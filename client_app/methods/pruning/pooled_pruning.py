@@ -86,7 +86,7 @@ def evaluate(site: Site, request: MessageBody) -> Evaluation:
 
 
 def _own_masks(site: Site, header: Header) -> tuple[BlobStore, dict[str, str]]:
-    """Return the masks of the local baseline, from the ``local_baseline`` request or the client's sums."""
+    """Return the masks of the local baseline, from its request or the client's sums."""
     keys = [block_key(block.index) for block in site.model.plan.blocks]
     store = site.state(header).blobs(header.server_round)
     job = site.settings.of(PooledPruningSettings)

@@ -1,4 +1,4 @@
-"""Adapters of one round at a client: the values that it begins with, and the blobs that it keeps."""
+"""Adapters of one round at a client: initial values, and the blobs that are kept."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -34,7 +34,7 @@ def weight_specs(run: RunSettings) -> dict[str, dict[str, SumSpec]]:
 
 
 def own_weight(samples: int, run: RunSettings) -> int:
-    """Return the weight of a client with this number of samples: clipped, or 1 with equal weights."""
+    """Return the weight of a client by its number of samples, clipped; 1 with equal weights."""
     return max(1, min(samples, most_weight(run)))
 
 
