@@ -28,7 +28,7 @@ RESULTS = ("model", "adapter", "clients", "masks.safetensors")
 TEXTS = (".md", ".py")
 SHORT = ("evaluation.max-samples=1", "evaluation.centralized=off")
 VARIANTS = {
-    "fedprllm-iterative": ["fedprllm", "fedprllm.strategy=iterative"],
+    "fedprllm-iterative": ["fedprllm", "pruning.strategy=iterative"],
     "llm-pruner-rescale": ["llm-pruner", "llm-pruner.rescale=groups"],
 }
 """Settings that no preset has, by the name of the variant."""

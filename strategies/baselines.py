@@ -81,7 +81,7 @@ def masked_by_all(run: Run) -> Edits:
     samples = pooled_samples(run)
     # The server's metric with the clients' local settings.
     job = run.settings.of(FedPrLLMSettings)
-    pooled = LocalPruning(job.local_metric, job.sparsity, job.local_group)
+    pooled = LocalPruning(job.metric, job.sparsity, job.local_group)
     hashes = []
     for index, masks in prune_by_block(stream, samples, pooled.prune_mask, watch_for(pooled)):
         hashes.append(store.put(pack_masks(masks)))

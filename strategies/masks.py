@@ -93,7 +93,7 @@ class MaskResult(RunResult):
 def require_pattern_fits(plan: ModelPlan, settings: RunSettings) -> None:
     """Refuse a pattern that does not divide rows of a matrix, or columns of a SparseGPT step."""
     job = settings.of(PruningSettings)
-    given = f"{settings.method}.pattern = '{job.pattern}'"
+    given = f"pruning.pattern = '{job.pattern}'"
     for linear in plan.linears:
         try:
             size = group_size(linear.shape, job.server_group)

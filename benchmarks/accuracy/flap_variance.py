@@ -114,7 +114,7 @@ def main() -> None:
     run = parse(
         {
             "method": "flap",
-            "flap.pruning-ratio": given.pruning_ratio,
+            "pruning.ratio": given.pruning_ratio,
             "data.num-samples": max(given.num_samples),
             "num-clients": 8,
         }

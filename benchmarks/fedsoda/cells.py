@@ -51,7 +51,7 @@ COMMON: dict[str, Any] = {
 }  # fmt: skip
 """Settings of every run, unless the command line changes them."""
 ALIGNING: dict[str, Any] = {
-    "fedsoda.public-samples": 64, "fedsoda.pre-align-steps": 40,
+    "public.samples": 64, "fedsoda.pre-align-steps": 40,
     "fedsoda.realign-steps": 10, "fedsoda.align-learning-rate": 5e-3,
 }  # fmt: skip
 """Settings of every run with a sub-model, unless the command line changes them."""

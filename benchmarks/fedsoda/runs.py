@@ -42,7 +42,7 @@ Scores = dict[str, float]
 Adapters = dict[str, dict[str, Tensor]]
 TEST_BATCH = 16
 """Number of items that are scored together; it affects scores only by rounding."""
-PATHS = ("model", "data.path", "task.test-path", "fedsoda.public-text", "evaluation.texts")
+PATHS = ("model", "data.path", "task.test-path", "public.text", "evaluation.texts")
 """Settings that name files; all others identify a result."""
 
 
@@ -78,7 +78,7 @@ class Bench:
         settings.pop("task.test-path", None)
         if settings["method"] == "fedsoda":
             sources = self.sources
-            settings["fedsoda.public-text"] = str(
+            settings["public.text"] = str(
                 sources.in_domain if cell.public == IN_DOMAIN else sources.out_of_domain
             )
         return settings

@@ -77,7 +77,7 @@ def tables(bench: Bench, rows: Rows) -> None:
         flat = {
             **bench.common,
             "seed": seed,
-            "fedspallm.sparsity": sparsity,
+            "pruning.sparsity": sparsity,
             "num-clients": most,
             "data.num-samples": SAMPLES,
         }
@@ -133,7 +133,7 @@ def domains(bench: Bench, rows: Rows) -> None:
             path = _dealt(bench.private, number, Path(scratch))
             varied = {
                 "seed": seed,
-                "fedspallm.sparsity": sparsity,
+                "pruning.sparsity": sparsity,
                 "num-clients": number,
                 "data.num-samples": SAMPLES,
             }
@@ -223,7 +223,7 @@ def _write(rows: Rows, cell: Cell, perplexities: Mapping[str, float], **figures:
 def _add_run(bench: Bench, rows: Rows, cell: Cell, varied: Mapping[str, Any]) -> None:
     flat = {
         **bench.common, **varied, "num-clients": CLIENTS, "data.num-samples": SAMPLES, "seed": cell["seed"],
-        "fedspallm.sparsity": cell["sparsity"], "evaluation.local-baseline": False, "evaluation.centralized": "off",
+        "pruning.sparsity": cell["sparsity"], "evaluation.local-baseline": False, "evaluation.centralized": "off",
     }  # fmt: skip
     known = {text for text in bench.texts if not rows.missing(iter([{**cell, "text": text}]))}
     summary = app.run(flat)

@@ -45,7 +45,7 @@ class Statistics:
 
 def _masks(stream: BlockStream, samples: Tensor, run: RunSettings) -> Iterator[bytes]:
     job = run.of(FedPrLLMSettings)
-    pruning = LocalPruning(job.local_metric, job.sparsity, job.local_group)
+    pruning = LocalPruning(job.metric, job.sparsity, job.local_group)
     for _, masks in prune_by_block(stream, samples, pruning.prune_mask, watch_for(pruning)):
         yield pack_masks(masks)
 

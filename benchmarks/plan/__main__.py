@@ -50,7 +50,7 @@ TUNING = {"federation.rounds": 2, "training.steps": 2, "training.batch-size": 2}
 OWN: Mapping[str, Mapping[str, Any]] = {
     "fedspallm": {"federation.rounds": 2, "fedspallm.sampled-layers": 0.75},
     "fedsoda": {
-        "fedsoda.public-samples": 4, "fedsoda.pre-align-steps": 2,
+        "public.samples": 4, "fedsoda.pre-align-steps": 2,
         "fedsoda.realign-every": 0, "fedsoda.group-layers": 1, "fedsoda.groups": 1,
         "fedsoda.adapter-layers": 1,
     },
@@ -84,7 +84,7 @@ def words_of(method: str, model: str, folder: Path, **changes: Any) -> list[str]
         "evaluation.texts": f"public={_text(folder, 'docs/methods/*.md')}",
     }
     if method == "fedsoda":
-        chosen["fedsoda.public-text"] = _text(folder, "docs/studies/*.md")
+        chosen["public.text"] = _text(folder, "docs/studies/*.md")
     return [
         f"{key}={json.dumps(value) if isinstance(value, bool) else value}"
         for key, value in chosen.items()

@@ -22,16 +22,16 @@ BLOCKS = "pooled, block by block"
 BY_ROW = "FedPrLLM by row"
 METHODS: dict[str, dict[str, Any]] = {
     ONE_PASS: {"method": "pooled-pruning"},
-    BLOCKS: {"method": "pooled-pruning", "pooled-pruning.strategy": "iterative"},
+    BLOCKS: {"method": "pooled-pruning", "pruning.strategy": "iterative"},
     "pooled, equal clients, block by block": {
-        "method": "pooled-pruning", "pooled-pruning.strategy": "iterative", "pooled-pruning.weighting": "equal",
+        "method": "pooled-pruning", "pruning.strategy": "iterative", "pooled-pruning.weighting": "equal",
     },
     "pooled RIA, block by block": {
-        "method": "pooled-pruning", "pooled-pruning.strategy": "iterative", "pooled-pruning.metric": "ria",
+        "method": "pooled-pruning", "pruning.strategy": "iterative", "pruning.metric": "ria",
     },
     "FedPrLLM": {"method": "fedprllm"},
-    "FedPrLLM, block by block": {"method": "fedprllm", "fedprllm.strategy": "iterative"},
-    BY_ROW: {"method": "fedprllm", "fedprllm.comparison-group": "row"},
+    "FedPrLLM, block by block": {"method": "fedprllm", "pruning.strategy": "iterative"},
+    BY_ROW: {"method": "fedprllm", "fedprllm.vote-group": "row"},
     "FedSpaLLM": {"method": "fedspallm"},
     "FedSpaLLM, Wanda": {"method": "fedspallm", "fedspallm.local-method": "wanda"},
 }  # fmt: skip

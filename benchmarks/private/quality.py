@@ -60,7 +60,7 @@ def quality(bench: Bench, rows: Rows, chosen: Sequence[str] = METHODS) -> None:
 def _pruning(sparsity: float) -> dict[str, Any]:
     return {
         "method": "pooled-pruning",
-        "pooled-pruning.sparsity": sparsity,
+        "pruning.sparsity": sparsity,
         "data.num-samples": SAMPLES,
     }
 

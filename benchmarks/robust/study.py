@@ -60,11 +60,11 @@ SUBJECTS: dict[str, Subject] = {
             "lora.rank": 8,
         },
     ),
-    "pooled-pruning": Subject(tuple(SUMS), tuple(RULES), {"pooled-pruning.sparsity": 0.5}),
+    "pooled-pruning": Subject(tuple(SUMS), tuple(RULES), {"pruning.sparsity": 0.5}),
     "fedprllm": Subject(
         VOTES,
         tuple(rule for rule in RULES if rule != "clipped mean"),
-        {"fedprllm.sparsity": 0.5},
+        {"pruning.sparsity": 0.5},
     ),
 }
 """Settings and attacks by method."""

@@ -28,7 +28,7 @@ MIDDLE = 0.35
 ARMS: dict[str, dict[str, Any]] = {
     PAPER: {},
     "budget as input x 10": {"sft-p.budget-input": 10.0},
-    "budget as input x 10, from 35%": {"sft-p.budget-input": 10.0, "sft-p.pruning-ratio": MIDDLE},
+    "budget as input x 10, from 35%": {"sft-p.budget-input": 10.0, "pruning.ratio": MIDDLE},
     "embedding's deviation 1": {"sft-p.embedding-deviation": 1.0},
     OFF: {"sft-p.conditioned": False},
     "budget as input": {"sft-p.budget-input": 1.0},
@@ -76,9 +76,9 @@ def _run(bench: Bench, rows: Rows, seed: int, name: str) -> None:
         **TRAINED,
         **MASKS,
         **CHANGES,
-        "sft-p.keep-models": False,
+        "pruning.keep-models": False,
         **ARMS[name],
-        "sft-p.pruning-ratios": ",".join(map(str, shares)),
+        "sft-p.ratios": ",".join(map(str, shares)),
     }
     run = bench.run(f"{seed}-conditioning-{name}", {**given, **private_text(bench, seed)})
     document, masks = (

@@ -144,9 +144,9 @@ def _masks(
     given = {
         **TRAINED,
         **MASKS,
-        "sft-p.keep-models": False,
+        "pruning.keep-models": False,
         **own,
-        "sft-p.pruning-ratios": ",".join(map(str, shares)),
+        "sft-p.ratios": ",".join(map(str, shares)),
     }
     run = bench.run(
         f"{seed}-{shares[0]:g}-{name.replace('/', ' ')}{suffix}",

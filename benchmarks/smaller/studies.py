@@ -25,18 +25,18 @@ from espalier.hf.whole.model import load_whole
 
 SHARES = (0.2, 0.5)
 METHODS: dict[str, dict[str, Any]] = {
-    "FLAP": {"method": "flap", "flap.pruning-ratio": None},
-    "LLM-Pruner": {"method": "llm-pruner", "llm-pruner.pruning-ratio": None, "llm-pruner.selection": "block"},
+    "FLAP": {"method": "flap", "pruning.ratio": None},
+    "LLM-Pruner": {"method": "llm-pruner", "pruning.ratio": None, "pruning.selection": "block"},
     "LLM-Streamline": {
-        "method": "llm-streamline", "llm-streamline.pruning-ratio": None, "llm-streamline.learning-rate": 1e-3,
+        "method": "llm-streamline", "pruning.ratio": None, "llm-streamline.learning-rate": 1e-3,
         "llm-streamline.steps": 20, "llm-streamline.batch-size": 4,
     },
     "LLM-Streamline, no layer": {
-        "method": "llm-streamline", "llm-streamline.pruning-ratio": None, "llm-streamline.replacement": "none",
+        "method": "llm-streamline", "pruning.ratio": None, "llm-streamline.replacement": "none",
     },
     "SliceGPT": {"method": "slicegpt", "slicegpt.width-pruning-ratio": None},
-    "FedPrLLM": {"method": "fedprllm", "fedprllm.sparsity": None},
-    "FedSpaLLM": {"method": "fedspallm", "fedspallm.sparsity": None},
+    "FedPrLLM": {"method": "fedprllm", "pruning.sparsity": None},
+    "FedSpaLLM": {"method": "fedspallm", "pruning.sparsity": None},
 }  # fmt: skip
 """Settings by name; None stands for the pruning ratio or sparsity."""
 SPARSE = ("FedPrLLM", "FedSpaLLM")

@@ -47,7 +47,7 @@ run_method(InProcessGrid(app, nodes, config), Context(1, 0, {}, RecordDict(), co
 
 METHODS = {
     "fedprllm": (
-        ["fedprllm.strategy=iterative", "evaluation.centralized=off"],
+        ["pruning.strategy=iterative", "evaluation.centralized=off"],
         ("masks", "voting"),
         ("masks.safetensors", "model/*.safetensors"),
     ),

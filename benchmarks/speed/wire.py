@@ -133,7 +133,7 @@ def measure(folder: Path, given: argparse.Namespace) -> Measured:
     words = [
         f"model={folder / 'model'}", f"num-clients={given.clients}", f"part-bytes={given.part_mb * 1024 * 1024}",
         "data.num-samples=1", "data.sequence-length=64", "evaluation.max-samples=2", "evaluation.sequence-length=64",
-        "evaluation.local-baseline=false", f"deadline-seconds={HOURS}", f"fedprllm.sparsity={SPARSITY}",
+        "evaluation.local-baseline=false", f"deadline-seconds={HOURS}", f"pruning.sparsity={SPARSITY}",
     ]  # fmt: skip
     with federation(
         folder,

@@ -62,7 +62,7 @@ class Clients:
         self.plan = stream.model.plan
         self.store = BlobStore(scratch)
         job = settings.of(FedPrLLMSettings)
-        pruning = LocalPruning(job.local_metric, job.sparsity, job.local_group)
+        pruning = LocalPruning(job.metric, job.sparsity, job.local_group)
         self.choose = pruning.prune_mask
         self.watch = watch_for(pruning)
         self._decided: dict[tuple[str, str], VoteResult] = {}

@@ -37,8 +37,8 @@ class Bench:
             "seed": setting.seed,
             "num-clients": setting.clients,
             "data.num-samples": setting.samples,
-            "fedprllm.sparsity": setting.sparsity,
-            "fedprllm.local-comparison-group": setting.local_group,
+            "pruning.sparsity": setting.sparsity,
+            "pruning.comparison-group": setting.local_group,
         }
         return parse({**self.common, **varied})
 

@@ -17,7 +17,7 @@ TASKS: dict[str, Settings] = {
 }
 """Settings by task; a file for each client, or one that is distributed to the clients."""
 SODA: Settings = {
-    "method": "fedsoda", "fedsoda.public-samples": 64, "fedsoda.pre-align-steps": 40,
+    "method": "fedsoda", "public.samples": 64, "fedsoda.pre-align-steps": 40,
     "fedsoda.realign-steps": 10, "fedsoda.realign-every": 2,
 }  # fmt: skip
 """FedSODA with the paper's three adapter layers and four groups, and a shorter alignment."""
@@ -45,13 +45,13 @@ class Arm:
 
 
 def _fixed(method: str, ratio: float) -> Settings:
-    return {"method": method, f"{method}.pruning-ratio": ratio, "data.num-samples": 32}
+    return {"method": method, "pruning.ratio": ratio, "data.num-samples": 32}
 
 
 def _het(aggregation: str, rank_weights: str) -> Settings:
     return {
         "method": "hetlora",
-        "hetlora.ranks": "2,4,8",
+        "lora.ranks": "2,4,8",
         "hetlora.aggregation": aggregation,
         "hetlora.rank-weights": rank_weights,
     }
@@ -66,7 +66,7 @@ def _spine(ratio: float, **other: Any) -> Arm:
     """Return FedSpine with the paper's importance; ``other`` are settings of its table."""
     paper = {"score": "exact", "normalise": True, "selection": "kind"}
     named = {f"fedspine.{key.replace('_', '-')}": value for key, value in (paper | other).items()}
-    return _personal("fedspine", {"fedspine.pruning-ratio": ratio, **named})
+    return _personal("fedspine", {"pruning.ratio": ratio, **named})
 
 
 COMPETING = {"score": "mask", "normalise": False, "selection": "global"}
@@ -81,18 +81,18 @@ def _weighted(ratio: float, weights: str) -> Arm:
 
 ARMS: dict[str, Arm] = {
     "FedPETuning": Arm({"method": "fedpetuning", "evaluation.local-baseline": True}),
-    "HetLoRA": Arm({"method": "hetlora", "hetlora.ranks": "2,4,8"}),
+    "HetLoRA": Arm({"method": "hetlora", "lora.ranks": "2,4,8"}),
     **{name: Arm({"method": "fedpetuning", "fedpetuning.aggregation": aggregation})
        for name, aggregation in EXACT.items()},
     "HetLoRA, svd": Arm(_het("svd", "all")),
     "raFLoRA": Arm(_het("svd", "holders")),
     "raFLoRA, zero-pad": Arm(_het("zero-pad", "holders")),
-    "FLoRA": Arm({"method": "flora", "flora.ranks": "2,4,8"}),
+    "FLoRA": Arm({"method": "flora", "lora.ranks": "2,4,8"}),
     "FLoRA, rank 8": Arm({"method": "flora"}),
     "Fed-SB": Arm({**FED_SB, "lora.rank": 32, "lora.alpha": 64.0}),
     "Fed-SB, rank 64": Arm({**FED_SB, "lora.rank": 64, "lora.alpha": 128.0}),
     "FedSODA": Arm(SODA),
-    "SFT-P, 20%": _personal("sft-p", {"sft-p.pruning-ratio": 0.2, "sft-p.learning-rate": 3e-3}),
+    "SFT-P, 20%": _personal("sft-p", {"pruning.ratio": 0.2, "sft-p.learning-rate": 3e-3}),
     "FedSpine, 20%": _spine(0.2),
     "LLM-Pruner, FedPETuning, 20%": Arm({"method": "fedpetuning"}, _fixed("llm-pruner", 0.2)),
     "FedOT": Arm({
@@ -107,7 +107,7 @@ ARMS: dict[str, Arm] = {
     "FedSODA, never aligned": Arm({**SODA, "fedsoda.pre-align-steps": 0, "fedsoda.realign-every": 0}),
     "FedSODA, aligned before": Arm({**SODA, "fedsoda.realign-every": 0}),
     "FedSODA, aligned between": Arm({**SODA, "fedsoda.pre-align-steps": 0}),
-    "SFT-P, 50%": _personal("sft-p", {"sft-p.pruning-ratio": 0.5, "sft-p.learning-rate": 3e-3}),
+    "SFT-P, 50%": _personal("sft-p", {"pruning.ratio": 0.5, "sft-p.learning-rate": 3e-3}),
     "FedSpine, 50%": _spine(0.5),
     "LLM-Pruner, FedPETuning, 50%": Arm({"method": "fedpetuning"}, _fixed("llm-pruner", 0.5)),
     **{f"FedSpine, {name}, {ratio}%": _spine(ratio / 100, allocation="fixed", **settings)

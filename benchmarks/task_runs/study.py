@@ -81,7 +81,7 @@ def _runs(bench: Bench, seed: int, public: str, name: str, arm: Arm) -> list[Pat
         made.append(replace(bench, common={}).run(f"{seed}-{name}, pruned", first))
         varied["model"] = str(made[0])
     if arm.settings["method"] == "fedsoda":
-        varied["fedsoda.public-text"] = public
+        varied["public.text"] = public
     made.append(bench.run(f"{seed}-{name}", varied))
     return made
 

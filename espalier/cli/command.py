@@ -1,13 +1,13 @@
 """The ``espalier`` command.
 
     espalier run                                  run the demo
-    espalier run fedprllm fedprllm.sparsity=0.6   run a preset of conf/ with other settings
+    espalier run fedprllm pruning.sparsity=0.6   run a preset of conf/ with other settings
     espalier run num-clients=16                   simulate any number of clients
     espalier run two-sites --superlink HOST:9093  run on the sites connected to a SuperLink
     espalier plan fedsoda model=config-only       estimate bytes, memory, disk and time of a run
     espalier runs                                 list runs with their status and main figures
     espalier compare RUN RUN --out compare.html   compare the results and costs of runs
-    espalier sweep flap flap.pruning-ratio=0.1,0.2 --out DIRECTORY
+    espalier sweep flap pruning.ratio=0.1,0.2 --out DIRECTORY
                                                   run a grid of settings and compare the results
     espalier eval RUN --tasks arc_easy            evaluate a result with lm-evaluation-harness
     espalier chat RUN --compare                   talk to a result and to its base model

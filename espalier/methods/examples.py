@@ -90,7 +90,7 @@ def settings_for(method: str, kind: Kind) -> dict[str, Any]:
         chosen |= {**settings_of(method).SUMMED_WITH, "federation.secure-sum": True}
     if kind == "local_baseline":
         for key, value in settings_of(method).MAKES_LOCAL_BASELINE_WITH.items():
-            chosen[f"{method}.{key}"] = value[0] if isinstance(value, tuple) else value
+            chosen[key] = value[0] if isinstance(value, tuple) else value
     return chosen
 
 

@@ -178,11 +178,11 @@ class Groups:
                 remedies = {
                     "lower it": staying < total,
                     "lower channel-multiple": many > 1,
-                    "set selection to global": job.selection != "global",
+                    "set pruning.selection to global": job.selection != "global",
                 }
                 remedy = " or ".join(text for text, helps in remedies.items() if helps)
                 raise InputError(
-                    f"pruning-ratio = {job.pruning_ratio:g}: {share:.1%} of what can be removed"
+                    f"pruning.ratio = {job.pruning_ratio:g}: {share:.1%} of what can be removed"
                     f" would be removed, but {staying} of {total} parameters must stay, one group"
                     f" and {channels} of each block;"
                     f" {remedy or 'some competitions have nothing that can be removed, whatever the ratio'}"

@@ -3,7 +3,10 @@
 from collections.abc import Collection, Mapping
 from typing import Any, get_args
 
+from pydantic.fields import FieldInfo
+
 from espalier.settings.methods import METHODS, all_tables, settings_of, tables_of
+from espalier.settings.shared_keys import TABLES, all_shared_keys, fields_by_key, shared_keys
 from espalier.settings.table import Table, unknown_key
 from espalier.settings.tables.data import (
     CLASSIFICATION,
@@ -39,15 +42,32 @@ SHARED: dict[str, type[Table]] = {
 
 def tables() -> dict[str, type[Table]]:
     """Return all tables by name: general tables, shared tables and each method's own table."""
-    return GENERAL | SHARED | {method: settings_of(method) for method in METHODS}
+    return {**GENERAL, **SHARED, **TABLES, **{method: settings_of(method) for method in METHODS}}
+
+
+def keys_of_table(name: str, kind: type[Table]) -> dict[str, FieldInfo]:
+    """Return the fields of a table by the keys that are written there.
+
+    Shared keys of a method are written in a table that is not its own.
+    """
+    shared = shared_keys(settings_of(name)) if name in METHODS else {}
+    return {key: field for key, field in fields_by_key(kind).items() if key not in shared}
+
+
+def table_of(method: str, key: str) -> str:
+    """Return the table in which a key of a method's settings is written."""
+    return shared_keys(settings_of(method)).get(key, method)
 
 
 def default_values() -> dict[str, Any]:
     """Return the default value of every dotted key."""
     known: dict[str, Any] = TopSettings().model_dump(by_alias=True)
     for table, kind in tables().items():
+        written = keys_of_table(table, kind)
         known |= {
-            f"{table}.{key}": value for key, value in kind().model_dump(by_alias=True).items()
+            f"{table}.{key}": value
+            for key, value in kind().model_dump(by_alias=True).items()
+            if key in written
         }
     return known
 
@@ -145,7 +165,11 @@ def _not_read_for_task(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 
 def _not_read_in_tables(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return the unread keys that ``MethodSettings.FEDERATION`` and ``Table.READ_WITH`` declare."""
+    """Return the keys that the method or another key's value leaves unread.
+
+    ``MethodSettings.FEDERATION``, the fields of the method's settings and ``Table.READ_WITH``
+    declare them.
+    """
     found: dict[str, tuple[str, str]] = {}
     method = str(flat["method"])
     kinds = tables()
@@ -159,6 +183,10 @@ def _not_read_in_tables(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
         readers = tuple(name for name in METHODS if field.alias in settings_of(name).FEDERATION)
         if method not in readers:
             found[f"federation.{field.alias}"] = ("method", one_of("method", readers))
+    for key, table in all_shared_keys().items() if method in METHODS else ():
+        readers = tuple(name for name in METHODS if key in shared_keys(settings_of(name)))
+        if table in own and method not in readers:
+            found[f"{table}.{key}"] = ("method", one_of("method", readers))
     for table in (*GENERAL, *own):
         for key, conditions in kinds[table].READ_WITH.items():
             for choice, values in conditions.items():
@@ -186,7 +214,7 @@ def choices_of(table: type[Table], key: str) -> tuple[Any, ...]:
         return (*PARTITIONS, FLOWER_NAME)
     if (table, key) == (TaskSettings, "name"):
         return (TEXT, *tasks())
-    field = table.model_fields[key.replace("-", "_")]
+    field = fields_by_key(table)[key]
     return (True, False) if field.annotation is bool else get_args(field.annotation)
 
 
@@ -235,9 +263,7 @@ def _unread(key: str, value: Any, method: str) -> str:
     readers = [other for other in sorted(METHODS) if table in tables_of(other)]
     kinds = tables()
     namesakes = [
-        f"{own}.{name}"
-        for own in tables_of(method)
-        if any(f.alias == name for f in kinds[own].model_fields.values())
+        f"{own}.{name}" for own in tables_of(method) if name in keys_of_table(own, kinds[own])
     ]
     remedies = [f"set {' or '.join(namesakes)}"] if namesakes else ["leave it out"]
     remedies.append(f"choose method = {' or '.join(map(repr, readers))}")

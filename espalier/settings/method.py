@@ -45,7 +45,7 @@ class MethodSettings(Table):
     It checks at enrolment that the run can use what the site's owner chose.
     """
     MAKES_LOCAL_BASELINE_WITH: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
-    """Values of this table's keys that make ``makes_local_baseline`` true if it is false by default.
+    """Values by flat key that make ``has_local_baseline`` true if it is false by default.
 
     A tuple lists several such values.
     """
@@ -153,6 +153,7 @@ class PublicTextSettings(MethodSettings):
 
     public_text: str = Field(
         "code",
+        alias="text",
         min_length=1,
         description=(
             "Public text that the server reads: `documentation` or `code` (the 10% that no client"
@@ -161,6 +162,7 @@ class PublicTextSettings(MethodSettings):
     )
     public_samples: int = Field(
         64,
+        alias="samples",
         ge=1,
         description=(
             "Number of samples of the public text, of `evaluation.sequence-length` tokens each."

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from espalier.settings.shared_keys import shared_keys
+
 if TYPE_CHECKING:
     from espalier.settings.method import MethodSettings
 
@@ -83,7 +85,9 @@ class Row:
 
     def tables(self, own: str) -> tuple[str, ...]:
         """Return the tables that the method reads besides the general ones, its own first."""
-        return (own, "federation", *(TUNING_TABLES if self.tunes else ()))
+        shared = dict.fromkeys(shared_keys(part(self.settings)).values())
+        tuning = TUNING_TABLES if self.tunes else ()
+        return (own, "federation", *tuning, *(name for name in shared if name not in tuning))
 
 
 FEDPETUNING = Row(

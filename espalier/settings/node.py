@@ -275,7 +275,7 @@ class NodeSettings(Table):
         le=0.95,
         description=(
             "Pruning ratio of this site's own model (sft-p), which never leaves the site; 0: the"
-            " run's `sft-p.pruning-ratio`."
+            " run's `pruning.ratio`."
         ),
     )
     models_dir: str = Field(

@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, field_validator
 
 from espalier.settings.method import MethodSettings
 from espalier.settings.table import Table
@@ -30,6 +30,11 @@ Pattern = Annotated[str, AfterValidator(_keeps_n_of_m)]
 """Pattern ``n:m``, which keeps n of every m weights; empty for no pattern."""
 
 
+AUTO = "auto"
+Group = Literal["layer", "row", "column"]
+Selection = Literal["auto", "global", "block", "kind", "search"]
+
+
 class PruningSettings(MethodSettings):
     """Settings of the sparsity and of the weights that compete."""
 
@@ -38,8 +43,8 @@ class PruningSettings(MethodSettings):
         gt=0,
         lt=1,
         description=(
-            "Fraction of each comparison group that is pruned, exactly `int(size * sparsity)`"
-            " weights."
+            "Fraction of each comparison group (with fedspallm of each matrix, in the end) that is"
+            " pruned, exactly `int(size * sparsity)` weights."
         ),
     )
     pattern: Pattern = Field(
@@ -73,7 +78,7 @@ class MaskingSettings(PruningSettings):
     """Settings of methods whose server decides masks, in one round or block by block."""
 
     MAKES_LOCAL_BASELINE_WITH: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
-        "strategy": "iterative"
+        "pruning.strategy": "iterative"
     }
 
     strategy: Literal["one-shot", "iterative"] = Field(
@@ -83,6 +88,30 @@ class MaskingSettings(PruningSettings):
             " clients continue from the pruned block."
         ),
     )
+    metric: Literal["wanda", "magnitude", "ria", "sparsegpt"] = Field(
+        "wanda",
+        description=(
+            "Score by which weights are ranked, at each client with fedprllm and at the server with"
+            " pooled-pruning: Wanda or RIA; with fedprllm also SparseGPT's score without its weight"
+            " update, or the magnitude, which does not depend on the data."
+        ),
+    )
+    comparison_group: Group = Field(
+        "row",
+        description=(
+            "Group in which weights compete by their score, with fedprllm in a client's mask."
+        ),
+    )
+
+    @property
+    def local_group(self) -> str:
+        """Group in which weights compete by their score: the pattern or ``comparison-group``."""
+        return self.pattern or self.comparison_group
+
+    @property
+    def server_group(self) -> str:
+        """Group in which weights compete at the server: the same, unless votes are counted."""
+        return self.local_group
 
     @property
     def has_local_baseline(self) -> bool:
@@ -114,21 +143,41 @@ class SmallerSettings(MethodSettings):
     )
 
 
+def ratio_field(
+    *,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+) -> Any:
+    """Return the field of the pruning ratio, ``pruning.ratio``, with a method's bounds."""
+    return Field(
+        0.2,
+        alias="ratio",
+        description=(
+            "Pruning ratio: the fraction that is removed at least. flap, llm-pruner: of the"
+            " parameters of the blocks' prunable groups; it is exceeded by less than one group,"
+            " with `selection` of `block` or `kind` by less than one in each block, or of each kind"
+            " in each block. fedspine: of every device's parameters (p*), likewise; 0: only ranks"
+            " are chosen (the paper without A_P). llm-streamline: of the blocks, rounded up. sft-p:"
+            " of what `sft-p.ratio-of` names, at every client whose own configuration"
+            " (`pruned-share`) names no ratio, at most 0.95. A prunable group is a key-value group"
+            " of attention (a head, if each has its own keys and values) or a feed-forward channel."
+        ),
+        ge=ge,
+        gt=gt,
+        le=le,
+        lt=lt,
+    )
+
+
 class CutSettings(Table):
     """Settings of the pruning ratio and of the prunable groups that compete."""
 
-    pruning_ratio: float = Field(
-        0.2,
-        gt=0,
-        lt=1,
-        description=(
-            "Minimum pruning ratio: the fraction of the parameters of the blocks' prunable groups that"
-            " is removed. It is exceeded by less than one prunable group; with `selection` of `block` or `kind` by less than"
-            " one in each block, or of each kind in each block. A prunable group is a key-value"
-            " group of attention (a head, if each has its own keys and values) or a feed-forward"
-            " channel."
-        ),
-    )
+    SELECTIONS: ClassVar[tuple[Selection, ...]] = ("global", "block", "kind")
+    """Allowed values of ``pruning.selection``; ``auto`` stands for the first."""
+
+    pruning_ratio: float = ratio_field(gt=0, lt=1)
     channel_multiple: int = Field(
         1,
         ge=1,
@@ -138,14 +187,28 @@ class CutSettings(Table):
             " tune it with `training.base=nf4`."
         ),
     )
-    selection: Literal["global", "block", "kind"] = Field(
-        "global",
+    selection: Selection = Field(
+        AUTO,
+        validate_default=True,
         description=(
-            "Prunable groups that compete: those of the whole model, those of a block, or"
-            " attention groups and channels of each block separately, so that all blocks keep the"
-            " same shape."
+            "Prunable groups that compete. `global`: those of the whole model. `block`: those of a"
+            " block. `kind`: attention groups and channels of each block separately, so that all"
+            " blocks keep the same shape, as in llm-pruner's published code and fedspine's paper."
+            " `search` (Mask Tuning, only llm-pruner): attention groups of the whole model, and"
+            " channels likewise, in the numbers with the lowest total score. `auto`: `block` with"
+            " llm-pruner, otherwise `global`."
         ),
     )
+
+    @field_validator("selection")
+    @classmethod
+    def _method_has_selection(cls, value: str) -> str:
+        if value == AUTO:
+            return cls.SELECTIONS[0]
+        if value not in cls.SELECTIONS:
+            known = " or ".join(map(repr, (AUTO, *cls.SELECTIONS)))
+            raise ValueError(f"this method knows {known}")
+        return value
 
 
 class StructuredSettings(CutSettings, SmallerSettings):

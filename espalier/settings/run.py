@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import Field, SerializeAsAny, ValidationError
@@ -17,7 +17,9 @@ from espalier.settings.combinations import (
 from espalier.settings.keys import GENERAL, flatten, keys_in_order, tables, unread_by_hand
 from espalier.settings.method import MethodSettings
 from espalier.settings.methods import METHODS, all_tables, settings_of, tables_of
-from espalier.settings.table import mistake_lines
+from espalier.settings.shared_keys import TABLES as SHARED_TABLES
+from espalier.settings.shared_keys import shared_keys
+from espalier.settings.table import mistake_lines, unknown_key
 from espalier.settings.tables.data import CLASSIFICATION, DataSettings, listed_labels
 from espalier.settings.tables.evaluation import EvaluationSettings
 from espalier.settings.tables.federation import FederationSettings
@@ -136,10 +138,10 @@ class RunSettings(TopSettings):
         values = {
             key: value for key, value in self.model_dump(by_alias=True).items() if key not in others
         }
-        return {
-            **{key: value for key, value in values.items() if key != JOB},
-            self.method: values[JOB],
-        }
+        job = values.pop(JOB)
+        for key, table in shared_keys(type(self.job)).items():
+            values[table] = values.get(table, {}) | {key: job.pop(key)}
+        return {**values, self.method: job}
 
     def digest(self) -> str:
         """Return the SHA-256 hash of all settings that affect the result."""
@@ -189,8 +191,10 @@ def parse(
     mistakes += more
     settings = None
     top = {key: value for key, value in nested.items() if key not in {*all_tables(), *GENERAL}}
+    # Their keys are fields of the method's own table.
+    kept = {name: table for name, table in valid.items() if name not in SHARED_TABLES}
     try:
-        settings = RunSettings.model_validate(top | valid | {"method": method or DEFAULT_METHOD})
+        settings = RunSettings.model_validate(top | kept | {"method": method or DEFAULT_METHOD})
     except ValidationError as error:
         mistakes += mistake_lines(error, keys_in_order(method))
     if settings is not None and "privacy" in valid:
@@ -224,13 +228,45 @@ def _validated_tables(
     mistakes = list[str]()
     kinds = tables()
     for name in (*GENERAL, *tables_of(method or "")):
+        if name == method:
+            continue
         try:
-            valid[JOB if name == method else name] = kinds[name].model_validate(
-                nested.get(name, {})
-            )
+            valid[name] = kinds[name].model_validate(nested.get(name, {}))
         except ValidationError as error:
             mistakes += mistake_lines(error, keys_in_order(method), name)
+    if method:
+        job, more = _own_table(nested, method, reported=mistakes)
+        mistakes += more
+        valid |= {JOB: job} if job else {}
     if JOB in valid:
         federation = valid.get("federation", FederationSettings())
         valid["federation"] = federation.for_method(valid[JOB])
     return valid, mistakes
+
+
+def _own_table(
+    nested: Mapping[str, Any], method: str, *, reported: Sequence[str]
+) -> tuple[MethodSettings | None, list[str]]:
+    """Return the method's settings, with its shared keys, or an error line per invalid value.
+
+    Parameters
+    ----------
+    reported : error lines of the shared tables, whose keys are not reported again
+    """
+    shared = shared_keys(settings_of(method))
+    own = nested.get(method, {})
+    known = keys_in_order(method)
+    lines = []
+    if isinstance(own, Mapping):
+        lines = [unknown_key(f"{method}.{key}", known) for key in own if key in shared]
+        taken = {
+            key: nested[table][key] for key, table in shared.items() if key in nested.get(table, {})
+        }
+        own = {key: value for key, value in own.items() if key not in shared} | taken
+    try:
+        job = settings_of(method).model_validate(own)
+    except ValidationError as error:
+        found = mistake_lines(error, known, method, shared)
+        keys = {line.partition(" ")[0] for line in reported}
+        return None, lines + [line for line in found if line.partition(" ")[0] not in keys]
+    return (None if lines else job), lines

@@ -1,7 +1,8 @@
 """Base class of all settings tables: hyphenated keys, no unknown keys, no silent conversion."""
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
@@ -64,15 +65,26 @@ Columns = Annotated[str, AfterValidator(_are_columns)]
 """Text that ``columns_of`` reads."""
 
 
-def mistake_lines(error: ValidationError, known: Sequence[str], name: str = "") -> list[str]:
+def mistake_lines(
+    error: ValidationError,
+    known: Sequence[str],
+    name: str = "",
+    elsewhere: Mapping[str, str] = MappingProxyType({}),
+) -> list[str]:
     """Return one line per invalid value: the key, the given value and what is allowed.
 
     Parameters
     ----------
     known : all valid dotted keys
     name : name of the validated table; empty for the top-level keys
+    elsewhere : tables of the keys that are written in another table than ``name``
     """
-    return [_line(detail, known, f"{name}." if name else "") for detail in error.errors()]
+
+    def prefix(detail: Any) -> str:
+        table = elsewhere.get(str(detail["loc"][0]), name) if detail["loc"] else name
+        return f"{table}." if table else ""
+
+    return [_line(detail, known, prefix(detail)) for detail in error.errors()]
 
 
 def _line(detail: Any, known: Sequence[str], prefix: str) -> str:
@@ -95,12 +107,24 @@ def _line(detail: Any, known: Sequence[str], prefix: str) -> str:
 def unknown_key(key: str, known: Sequence[str]) -> str:
     """Return the error line for an unknown key, with a suggestion.
 
-    The suggestion is a key of the same name in another table, else a key with a similar name, else
-    the list of all known keys.
+    The suggestion is a key of the same name in another table, else one with a similar name in the
+    same table or in another one, else one that is similar with its table, else the list of all
+    known keys.
     """
-    namesakes = [
-        name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2] != name
-    ]
-    if close := namesakes[:1] or difflib.get_close_matches(key, known, n=1):
-        return f"{key}: unknown key; did you mean '{close[0]}'?"
+    table, _, name = key.rpartition(".")
+    names = {other: other.rpartition(".")[2] for other in known if other != key}
+    same_table = [own for other, own in names.items() if other.rpartition(".")[0] == table]
+    found = (
+        [other for other, own in names.items() if own == name]
+        or [f"{table}.{own}" for own in _similar(name, same_table, 0.6) if table]
+        or [other for other, own in names.items() if own in _similar(name, names.values(), 0.8)]
+        or _similar(key, known, 0.6)
+    )
+    if found:
+        return f"{key}: unknown key; did you mean '{found[0]}'?"
     return f"{key}: unknown key; known are {', '.join(dict.fromkeys(known))}"
+
+
+def _similar(word: str, words: Iterable[str], least: float) -> list[str]:
+    """Return the most similar of some words, if its similarity (0 to 1) is at least ``least``."""
+    return difflib.get_close_matches(word, list(dict.fromkeys(words)), n=1, cutoff=least)

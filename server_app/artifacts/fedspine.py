@@ -122,6 +122,6 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
         steps = job.rounds_of_pruning(self.run.settings.federation.rounds)
         others = ", or lower fedspine.prune-rounds" if steps > 1 else ""
         self.summary.notes.append(
-            f"{behind} of {count(len(cuts), 'client')} did not reach fedspine.pruning-ratio ="
+            f"{behind} of {count(len(cuts), 'client')} did not reach pruning.ratio ="
             f" {job.pruning_ratio:g}{scopes[job.selection]}; raise federation.rounds{others}."
         )

@@ -13,9 +13,11 @@ from espalier.amounts import size
 from espalier.hf.opening.opened import OpenedModel
 from espalier.results.figures import Size
 from espalier.results.finished_run import ADAPTER, CLIENTS, MODEL
+from espalier.settings.keys import table_of
 from espalier.settings.run import RunSettings
+from espalier.settings.shared_keys import fields_by_key
 
-HOW_MUCH_GOES = ("pruning_ratio", "width_pruning_ratio")
+HOW_MUCH_GOES = ("ratio", "width-pruning-ratio")
 """Keys of the methods' tables that determine how small a model becomes."""
 TOLERANCE = 0.005
 """Fraction by which files may differ, due to headers and names, and still count as equal."""
@@ -76,9 +78,9 @@ def larger_than_base(base: Size, result: Size | None, settings: RunSettings) -> 
     if not more:
         return []
     keys = [
-        f"{settings.method}.{key.replace('_', '-')}"
+        f"{table_of(settings.method, key)}.{key}"
         for key in HOW_MUCH_GOES
-        if key in type(settings.job).model_fields
+        if key in fields_by_key(type(settings.job))
     ]
     remedy = f"; raise {keys[0]} to make it smaller" if keys else ""
     return [f"the result is larger than its base: {', '.join(more)}{remedy}"]

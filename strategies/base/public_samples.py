@@ -23,7 +23,7 @@ def public_samples(settings: RunSettings, job: PublicTextSettings, model: Opened
     Raises InputError if the file is missing, empty, not UTF-8, or too short for one sample.
     """
     path = "" if job.public_text in BUILT_IN_TEXTS else job.public_text
-    what = f"{settings.method}.public-text"
+    what = "public.text"
     return evaluation_samples(
         public_text(job.public_text, path, what),
         model.encode,
@@ -35,7 +35,6 @@ def public_samples(settings: RunSettings, job: PublicTextSettings, model: Opened
 
 def require_public_text(settings: RunSettings, job: PublicTextSettings) -> None:
     """Raise InputError if the public text is an evaluation text or the test file."""
-    method = settings.method
     chosen = job.public_text
     texts = settings.evaluation.named_texts()
     if chosen in BUILT_IN_TEXTS:
@@ -46,7 +45,7 @@ def require_public_text(settings: RunSettings, job: PublicTextSettings) -> None:
         same = any(_same(_file(chosen), _file(path)) for path in paths)
     if same:
         raise InputError(
-            f"{method}.public-text = '{chosen}': evaluation.texts names the same text, so models"
+            f"public.text = '{chosen}': evaluation.texts names the same text, so models"
             " would be made for the text on which they are tested; name another text"
         )
 

@@ -138,7 +138,7 @@ class FedPrLLM(Masking):
         amount = f"pattern {job.pattern}" if job.pattern else f"{job.sparsity:.0%} sparsity"
         scaling = ", weight scaling" if job.weight_scaling else ""
         return (
-            f"{amount}, {job.strategy}, {job.local_metric} by {job.local_group}, votes by"
+            f"{amount}, {job.strategy}, {job.metric} by {job.local_group}, votes by"
             f" {job.server_group}{self.run.settings.federation.rule_in_words}, ties by {job.ties}"
             f"{scaling}"
         )

@@ -106,7 +106,7 @@ class HetLoRA(Tuning):
         if self.job.ranks:
             # Given by the settings.
             return {client: self.job.rank_limit_of(client, lora) for client in seats}
-        counted = counted_capabilities(self.rounds, "hetlora.ranks")
+        counted = counted_capabilities(self.rounds, "lora.ranks")
         most = max(counted.values())
         # At least 1, so that a slow client can take part.
         return {

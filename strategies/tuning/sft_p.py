@@ -82,9 +82,7 @@ class SftP(Tuning):
         # Every client has its own budget; each must be reachable.
         for client in range(settings.num_clients):
             with settings_of(settings):
-                ResidualGates(model.plan).target(
-                    job.pruning_ratio_of_client(client), job.pruning_ratio_of
-                )
+                ResidualGates(model.plan).target(job.pruning_ratio_of_client(client), job.ratio_of)
 
     def description(self) -> str:
         """Return the main settings in words."""
@@ -92,7 +90,7 @@ class SftP(Tuning):
         settings = self.run.settings
         size = num_parameters(shape_of(settings).shapes(self.run.model.plan))
         lora = f"LoRA of rank {settings.lora.rank}" if job.adapters else "no LoRA"
-        shares = job.pruning_ratios or f"{job.pruning_ratio:g}"
+        shares = job.ratios or f"{job.pruning_ratio:g}"
         who = "each client's own" if job.conditioned else "one for all"
         return f"pruning ratios {shares}, masks {who}, a generator of {size:,} parameters, {lora}"
 

@@ -26,7 +26,7 @@ MAX_BYTES = 1.2e9
 RUN_SECONDS = 1800.0
 LITTLE_MEMORY = "460m"
 """Memory that is enough for a SuperNode, but not for libraries and a model as well."""
-ITERATIVE = ("fedprllm.strategy=iterative", "evaluation.max-samples=4")
+ITERATIVE = ("pruning.strategy=iterative", "evaluation.max-samples=4")
 """Settings with six rounds, so that a run can be interrupted."""
 RUN = (
     "espalier",

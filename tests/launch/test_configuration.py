@@ -30,7 +30,7 @@ def test_presets_are_valid_and_read_completely(name: str) -> None:
 def test_the_later_word_wins_and_values_are_typed() -> None:
     given = [
         "num-clients=5",
-        "fedprllm.sparsity=0.7",
+        "pruning.sparsity=0.7",
         "evaluation.local-baseline=false",
         "data.field=body",
     ]
@@ -72,14 +72,14 @@ def test_paths_are_relative_to_working_directory(
     ("words", "line"),
     [
         (
-            ["fedprllm", "fedspallm.sparsity=0.7"],
+            ["fedprllm", "pruning.sparsity=0.7"],
             (
-                "fedspallm.sparsity = 0.7: method = 'fedprllm' does not read it; set"
-                " fedprllm.sparsity, or choose method"
+                "pruning.sparsity = 0.7: method = 'fedprllm' does not read it; set"
+                " pruning.sparsity, or choose method"
             ),
         ),
         # A value that equals the default is refused too if it is given.
-        (["fedprllm", "fedspallm.sparsity=0.5"], "fedspallm.sparsity = 0.5: "),
+        (["fedprllm", "pruning.sparsity=0.5"], "pruning.sparsity = 0.5: "),
         (
             ["fedspallm", "lora.rank=4"],
             (
@@ -138,10 +138,10 @@ def test_setting_of_another_method_is_refused(words: list[str], line: str) -> No
             "task.name = 'gsm8k'",
         ),
         (
-            "fedprllm.pattern=2:4 fedprllm.sparsity=0.6",
-            "fedprllm.sparsity = 0.6",
-            "fedprllm.pattern = '2:4'",
-            "fedprllm.pattern = ''",
+            "pruning.pattern=2:4 pruning.sparsity=0.6",
+            "pruning.sparsity = 0.6",
+            "pruning.pattern = '2:4'",
+            "pruning.pattern = ''",
         ),
         (
             "fedspallm fedspallm.local-method=wanda fedspallm.damping-mean=all",
@@ -219,7 +219,7 @@ def test_own_preset_with_unread_table_is_refused(tmp_path: Path) -> None:
         'method = "fedprllm"\n[fedspallm]\nsparsity = 0.7\ncoverage = "every-round"\n'
     )
     with pytest.raises(
-        EspalierError, match=r"fedspallm.sparsity = 0.7: method = 'fedprllm' does not read it"
+        EspalierError, match=r"pruning.sparsity = 0.7: method = 'fedprllm' does not read it"
     ) as caught:
         configuration(APP, [str(preset)], on_this_machine=True)
     # This is the default value: a complete preset may contain all tables.
@@ -253,14 +253,14 @@ def test_simulated_clients_need_a_data_file(
 @pytest.mark.parametrize(
     ("word", "value"),
     [
-        ("hetlora.ranks=8", "8"),
+        ("lora.ranks=8", "8"),
         ("lora.layers=1", "1"),
-        ("hetlora.ranks='8'", "8"),
+        ("lora.ranks='8'", "8"),
         ("resume-from=2024-05-01", "2024-05-01"),
     ],
 )
 def test_what_is_a_string_by_default_stays_one(word: str, value: str) -> None:
-    config, _ = configuration(APP, ["hetlora", "hetlora.ranks=8", word], on_this_machine=False)
+    config, _ = configuration(APP, ["hetlora", "lora.ranks=8", word], on_this_machine=False)
     assert config[word.partition("=")[0]] == value
 
 
@@ -271,7 +271,7 @@ def test_all_mistakes_are_told_with_an_exit_code(capsys: pytest.CaptureFixture[s
     )
     told = capsys.readouterr().err
     assert "seed = -1" in told
-    assert "did you mean 'fedprllm.sparsity'?" in told
+    assert "did you mean 'pruning.sparsity'?" in told
     assert "data.num-samples = 'many'" in told
 
 

@@ -93,8 +93,8 @@ def test_client_beyond_quorum_stops_nothing(config: dict[str, Any], tmp_path: Pa
             {"method": "fedpetuning", "lora.alpha": 0.01},
             "lora.alpha: alpha / rank is 0.00125",
         ),
-        ({"fedprllm.pattern": "3:7"}, "fedprllm.pattern = '3:7': "),
-        ({"method": "fedspallm", "fedspallm.pattern": "3:7"}, "fedspallm.pattern = '3:7': "),
+        ({"pruning.pattern": "3:7"}, "pruning.pattern = '3:7': "),
+        ({"method": "fedspallm", "pruning.pattern": "3:7"}, "pruning.pattern = '3:7': "),
         (
             {"method": "fedspallm", "fedspallm.sampled-layers": 0.1, "num-clients": 1},
             (

@@ -9,8 +9,9 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from espalier.settings.keys import as_text, choices_of, tables
-from espalier.settings.methods import METHODS, settings_of
+from espalier.settings.keys import as_text, choices_of, keys_of_table, tables
+from espalier.settings.methods import METHODS, settings_of, tables_of
+from espalier.settings.shared_keys import all_shared_keys, fields_by_key, shared_keys
 from espalier.settings.table import Table
 from espalier.settings.tables.federation import OF_THE_METHOD, FederationSettings
 from espalier.settings.top import TopSettings
@@ -49,8 +50,7 @@ def keys_of(table: type[Table], name: str = "") -> list[Key]:
     ----------
     name : name of the table in the settings; empty for the top-level keys
     """
-    fields = {field.alias or attribute: field for attribute, field in table.model_fields.items()}
-    return [_key(table, name, key, field) for key, field in fields.items()]
+    return [_key(table, name, key, field) for key, field in keys_of_table(name, table).items()]
 
 
 def keys_of_a_run() -> list[Key]:
@@ -61,7 +61,15 @@ def keys_of_a_run() -> list[Key]:
 def _key(table: type[Table], name: str, key: str, field: FieldInfo) -> Key:
     choices = choices_of(table, key)
     description = " ".join(
-        filter(None, [field.description or "", _by_method(table, key), _read_with(table, key)])
+        filter(
+            None,
+            [
+                field.description or "",
+                _by_method(table, key),
+                _readers(name, key),
+                _read_with(table, key),
+            ],
+        )
     )
     allowed = (
         ", ".join(as_text(choice) or "empty" for choice in choices) if choices else _bounds(field)
@@ -94,16 +102,22 @@ def _read_with(table: type[Table], key: str) -> str:
 
     The text is empty if the key is always read (``Table.READ_WITH``).
     """
-    possible = {
-        field.alias or name: choices_of(table, field.alias or name)
-        for name, field in table.model_fields.items()
-    }
+    possible = {name: choices_of(table, name) for name in fields_by_key(table)}
     found = []
     for other, values in table.READ_WITH.get(key, {}).items():
         # Methods share rules, so a rule may list values that only another method's key has.
         choices = possible.get(other) or values
         found.append(f"`{other}` is {_one_of([value for value in values if value in choices])}")
     return f"Read only if {' and '.join(found)}." if found else ""
+
+
+def _readers(name: str, key: str) -> str:
+    """Return a sentence on the methods that read a shared key, if not all of its table do."""
+    if all_shared_keys().get(key) != name:
+        return ""
+    readers = {method: key in shared_keys(settings_of(method)) for method in METHODS}
+    others = {method for method in METHODS if name in tables_of(method) and not readers[method]}
+    return f"Read by {_methods(readers, True)}." if others else ""
 
 
 def _by_method(table: type[Table], key: str) -> str:

@@ -27,7 +27,7 @@ Written by `python -m tests.pages.settings_page` from `espalier/settings`, the s
 A run uses the defaults, then a preset of `conf/`, then `key=value` pairs:
 
 ```
-espalier run fedspallm fedspallm.sparsity=0.6 num-clients=4
+espalier run fedspallm pruning.sparsity=0.6 num-clients=4
 ```
 
 `espalier run` takes at most one preset, by name or path, and any number of pairs.

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent.parent
 SITES = ("hospital-a", "hospital-b")
 SETTINGS = (
     "two-sites",
-    "fedprllm.strategy=iterative",
+    "pruning.strategy=iterative",
     "evaluation.max-samples=4",
     "data.num-samples=2",
     "--app",

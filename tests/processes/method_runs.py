@@ -32,8 +32,8 @@ METHODS = {
             "fedsoda.adapter-layers=1",
             "fedsoda.group-layers=1",
             "fedsoda.groups=1",
-            "fedsoda.public-text={folder}/align.txt",
-            "fedsoda.public-samples=4",
+            "public.text={folder}/align.txt",
+            "public.samples=4",
             "fedsoda.pre-align-steps=2",
             "fedsoda.realign-steps=2",
             "fedsoda.realign-every=2",
@@ -85,7 +85,7 @@ METHODS = {
         (
             "data.num-samples=20",
             "evaluation.local-baseline=false",
-            "llm-streamline.pruning-ratio=0.5",
+            "pruning.ratio=0.5",
             "llm-streamline.steps=2",
             "federation.rounds=1",
             "part-bytes=1000000",
@@ -95,7 +95,7 @@ METHODS = {
     "hetlora": (
         (
             "federation.rounds=1",
-            "hetlora.ranks=2,8",
+            "lora.ranks=2,8",
             "training.steps=2",
             "lora.merge=true",
             "evaluation.local-baseline=false",
@@ -106,7 +106,7 @@ METHODS = {
     "flora": (
         (
             "federation.rounds=2",
-            "flora.ranks=2,8",
+            "lora.ranks=2,8",
             "training.steps=2",
             "lora.merge=true",
             "evaluation.local-baseline=false",

@@ -125,11 +125,11 @@ def test_chain_in_a_circle_ends(tmp_path: Path) -> None:
 
 
 def test_settings_of_other_methods_count_if_they_are_no_defaults(tmp_path: Path) -> None:
-    a = save_run(tmp_path / "a", {"flap": {"pruning-ratio": 0.2, "channel-multiple": 8}})
+    a = save_run(tmp_path / "a", {"pruning": {"ratio": 0.2, "channel-multiple": 8}})
     b = save_run(tmp_path / "b", {"method": "slicegpt", "out-dir": "/x"})
     assert compare([a, b]).differing == {
         "method": ["flap", "slicegpt"],
-        "flap.channel-multiple": [8, None],
+        "pruning.channel-multiple": [8, None],
     }
 
 

@@ -280,13 +280,13 @@ def test_logs_are_counted_and_verified(tmp_path: Path) -> None:
 
 
 def test_settings_that_differ(tmp_path: Path) -> None:
-    settings = {"seed": 0, "num-clients": 8, "flap": {"pruning-ratio": 0.4, "selection": "global"}}
+    settings = {"seed": 0, "num-clients": 8, "pruning": {"ratio": 0.4, "selection": "global"}}
     run = write_run(tmp_path / "run", settings)
     changed = {one.key: (one.value, one.default) for one in changed_settings(run)}
     assert changed == {
         "method": ("flap", "fedprllm"),
         "model": ("nowhere/", "demo"),
-        "flap.pruning-ratio": ("0.4", "0.2"),
+        "pruning.ratio": ("0.4", "0.2"),
     }
 
 

@@ -129,7 +129,7 @@ def test_masks_are_shown(tmp_path: Path, shared: Home, monkeypatch: pytest.Monke
 
 
 def test_cut_model_is_shown(tmp_path: Path, shared: Home) -> None:
-    folder = bench_of(tmp_path, shared, "flap", flap__pruning_ratio=0.4).run()
+    folder = bench_of(tmp_path, shared, "flap", pruning__ratio=0.4).run()
     page = page_of(folder)
     units = open_run(folder).summary["report"]["groups_of_blocks"]
     (heat,) = layers_of(open_run(folder)).maps
@@ -147,8 +147,8 @@ def test_cut_model_without_its_structure_is_compared_with_its_base(
     tmp_path: Path, shared: Home, form: str
 ) -> None:
     folder = bench_of(
-        tmp_path, shared, "flap", flap__form=form, flap__selection="kind",
-        flap__bias_compensation=False, flap__pruning_ratio=0.4,
+        tmp_path, shared, "flap", pruning__form=form, pruning__selection="kind",
+        flap__bias_compensation=False, pruning__ratio=0.4,
     ).run()  # fmt: skip
     assert not (folder / "model" / "structure.json").exists()
     (heat,) = layers_of(open_run(folder)).maps
@@ -173,7 +173,7 @@ def test_adapter_and_rounds_are_shown(tmp_path: Path, shared: Home) -> None:
 
 def test_personal_models_are_shown(tmp_path: Path, shared: Home) -> None:
     folder = bench_of(
-        tmp_path, shared, "sft-p", sft_p__pruning_ratio=0.4, sft_p__embedding=8, sft_p__code=4
+        tmp_path, shared, "sft-p", pruning__ratio=0.4, sft_p__embedding=8, sft_p__code=4
     ).run()
     run = open_run(folder)
     names = list(run.client_models)

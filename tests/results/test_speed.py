@@ -53,7 +53,7 @@ def test_encoder_writes_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
-        ("flap", {"flap.pruning-ratio": 0.4}),
+        ("flap", {"pruning.ratio": 0.4}),
         ("fedpetuning", {"training.steps": 1, "federation.rounds": 1, "lora.rank": 2}),
     ],
 )
@@ -104,7 +104,7 @@ def test_figures_are_on_the_page(tmp_path: Path, shared: Home) -> None:
 
 @pytest.mark.slow
 def test_each_model_is_measured_in_its_own_process(tmp_path: Path, shared: Home) -> None:
-    folder = Bench(tmp_path, "flap", {"flap.pruning-ratio": 0.4}, num_clients=2, home=shared).run()
+    folder = Bench(tmp_path, "flap", {"pruning.ratio": 0.4}, num_clients=2, home=shared).run()
     run = open_run(folder)
     measure(run)
     models = json.loads((folder / FILE).read_text())["models"]

@@ -12,6 +12,7 @@ from espalier.methods.tuning.hetlora import HetLoRASettings
 from espalier.settings.keys import changed
 from espalier.settings.methods import METHODS, all_tables, settings_of, tables_of
 from espalier.settings.run import NOT_PART_OF_THE_RESULT, RunSettings, parse
+from espalier.settings.shared_keys import TABLES, all_shared_keys, shared_keys
 from tests.settings.default_settings import DEFAULTS, flat, mistake_lines
 from tests.toy_method import ROW
 
@@ -28,7 +29,7 @@ def test_texts_are_named() -> None:
 
 
 def test_the_job_is_the_chosen_methods_table() -> None:
-    settings = parse({"fedprllm.sparsity": 0.25})
+    settings = parse({"pruning.sparsity": 0.25})
     assert settings.of(FedPrLLMSettings) is settings.job
     assert settings.of(FedPrLLMSettings).sparsity == 0.25
     with pytest.raises(TypeError, match="method fedprllm has no HetLoRASettings"):
@@ -38,8 +39,19 @@ def test_the_job_is_the_chosen_methods_table() -> None:
 def test_nested_values_have_hyphenated_keys() -> None:
     for method in METHODS:
         others = tuple(f"{name}." for name in all_tables() - set(tables_of(method)))
-        expected = {key: value for key, value in DEFAULTS.items() if not key.startswith(others)}
         job = settings_of(method)
+        unread = {
+            f"{table}.{key}"
+            for key, table in all_shared_keys().items()
+            if table in TABLES and key not in shared_keys(job)
+        }
+        expected = {
+            key: value
+            for key, value in DEFAULTS.items()
+            if not key.startswith(others) and key not in unread
+        }
+        if "pruning.selection" in expected:
+            expected["pruning.selection"] = "block" if method == "llm-pruner" else "global"
         stands_for = {
             "rounds": job.ROUNDS,
             "client-weights": job.WEIGHTS[0],
@@ -61,8 +73,8 @@ OTHER_VALUES = {
     "out-dir": "elsewhere", "resume-from": "runs/x", "part-bytes": 4096, "enrol-seconds": 1.0, "deadline-seconds": 1.0,
     "attempts": 7, "data.num-samples": 9, "data.sequence-length": 9, "evaluation.max-samples": 1,
     "evaluation.sequence-length": 9, "evaluation.local-baseline": False, "evaluation.centralized": "off", "data.field": "body",
-    "evaluation.texts": "a=b", "fedprllm.sparsity": 0.25, "fedprllm.local-metric": "magnitude", "fedprllm.ties": "index",
-    "activations": "disk", "fedprllm.local-comparison-group": "layer", "fedprllm.comparison-group": "row",
+    "evaluation.texts": "a=b", "pruning.sparsity": 0.25, "pruning.metric": "magnitude", "fedprllm.ties": "index",
+    "activations": "disk", "pruning.comparison-group": "layer", "fedprllm.vote-group": "row",
 }  # fmt: skip
 
 
@@ -175,7 +187,7 @@ def test_default_quorum_is_half_or_all_sites(
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"fedprllm.strategy": "iterative"}, {"fedprllm.weight-scaling": True}],
+    [{}, {"pruning.strategy": "iterative"}, {"fedprllm.weight-scaling": True}],
     ids=["neither", "iterative", "scaled"],
 )
 def test_scaled_continuation_needs_scaled_blocks(
@@ -183,10 +195,10 @@ def test_scaled_continuation_needs_scaled_blocks(
 ) -> None:
     with pytest.raises(
         EspalierError,
-        match="continue-behind = 'scaled': needs strategy = 'iterative' and weight-scaling = true",
+        match=r"continue-behind = 'scaled': needs pruning\.strategy = 'iterative' and weight-scaling",
     ):
         parse({"fedprllm.continue-behind": "scaled", **changes})
-    both = {"fedprllm.strategy": "iterative", "fedprllm.weight-scaling": True}
+    both = {"pruning.strategy": "iterative", "fedprllm.weight-scaling": True}
     assert (
         parse({"fedprllm.continue-behind": "scaled", **both}).of(FedPrLLMSettings).continue_behind
         == "scaled"
@@ -298,7 +310,7 @@ def test_weight_bound_needs_unequal_weights() -> None:
         ("hetlora.wire-dtype", False, "federation.wire-dtype"),
         # A key that no table of the method has.
         ("fedspallm.rounds", True, "federation.rounds"),
-        ("fedprllm.sparsty", False, "fedprllm.sparsity"),
+        ("fedprllm.sparsty", False, "pruning.sparsity"),
     ],
 )
 def test_key_of_another_table_is_suggested(key: str, by_hand: bool, meant: str) -> None:

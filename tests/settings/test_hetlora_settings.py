@@ -19,7 +19,7 @@ def hetlora(**changes: Any) -> dict[str, Any]:
 
 
 def test_last_rank_repeats_for_further_clients() -> None:
-    settings = parse(hetlora(hetlora__ranks=" 2, 4,8 "))
+    settings = parse(hetlora(lora__ranks=" 2, 4,8 "))
     assert [settings.job.rank_limit_of(client, settings.lora) for client in range(5)] == [
         2,
         4,
@@ -39,28 +39,27 @@ def test_what_is_no_list_of_ranks_is_refused(ranks: str) -> None:
     with pytest.raises(
         EspalierError,
         match=(
-            r"hetlora.ranks = .*is not a comma-separated list of ranks from 1 on, for instance 2,4"
+            r"lora.ranks = .*is not a comma-separated list of ranks from 1 on, for instance 2,4"
         ),
     ):
-        parse(hetlora(hetlora__ranks=ranks))
+        parse(hetlora(lora__ranks=ranks))
 
 
 @pytest.mark.parametrize(("ranks", "largest"), [("2,4", 4), ("2,16", 16)])
 def test_the_largest_rank_is_that_of_the_adapters(ranks: str, largest: int) -> None:
     with pytest.raises(EspalierError) as caught:
-        parse(hetlora(hetlora__ranks=ranks, lora__rank=8))
+        parse(hetlora(lora__ranks=ranks, lora__rank=8))
     expected = (
-        f"hetlora.ranks = '{ranks}': the largest is {largest}, that of lora.rank is 8; make them"
-        " equal"
+        f"lora.ranks = '{ranks}': the largest is {largest}, that of lora.rank is 8; make them equal"
     )
     assert str(caught.value).splitlines()[1:] == [f"  {expected}"]
 
 
 def test_bad_ranks_are_told_with_other_mistakes() -> None:
     with pytest.raises(EspalierError) as caught:
-        parse(hetlora(hetlora__ranks="2,4", lora__rank=8, seed=-1))
+        parse(hetlora(lora__ranks="2,4", lora__rank=8, seed=-1))
     assert sorted(line.split()[0] for line in str(caught.value).splitlines()[1:]) == [
-        "hetlora.ranks",
+        "lora.ranks",
         "seed",
     ]
 
@@ -68,21 +67,21 @@ def test_bad_ranks_are_told_with_other_mistakes() -> None:
 def test_clients_must_have_the_largest_rank() -> None:
     """Two clients of ranks 2 and 4 would leave ranks 5 to 8 untrained."""
     with pytest.raises(EspalierError) as caught:
-        parse(hetlora(hetlora__ranks="2,4,8", num_clients=2))
+        parse(hetlora(lora__ranks="2,4,8", num_clients=2))
     expected = (
-        "hetlora.ranks = '2,4,8': the largest of the first 2 (num-clients) is 4, that of lora.rank"
+        "lora.ranks = '2,4,8': the largest of the first 2 (num-clients) is 4, that of lora.rank"
         " is 8; make them equal"
     )
     assert str(caught.value).splitlines()[1:] == [f"  {expected}"]
     for ranks, clients in (("2,4,8", 3), ("8,4,2", 2), ("2,8", 100), ("8,2,16", 2)):
-        assert parse(hetlora(hetlora__ranks=ranks, num_clients=clients)).job.ranks == ranks
+        assert parse(hetlora(lora__ranks=ranks, num_clients=clients)).job.ranks == ranks
     with pytest.raises(EspalierError, match="num-clients = 0") as caught:
-        parse(hetlora(hetlora__ranks="2,4,8", num_clients=0))
-    assert "hetlora.ranks" not in str(caught.value)
+        parse(hetlora(lora__ranks="2,4,8", num_clients=0))
+    assert "lora.ranks" not in str(caught.value)
 
 
 def test_another_method_does_not_look_at_them() -> None:
-    assert parse({"method": "fedpetuning", "hetlora.ranks": "2,4", "lora.rank": 8}).lora.rank == 8
+    assert parse({"method": "fedpetuning", "lora.ranks": "2,4", "lora.rank": 8}).lora.rank == 8
 
 
 @pytest.mark.parametrize("gamma", [0.0, 1.5])

@@ -57,7 +57,7 @@ def test_methods_are_found_by_mechanism() -> None:
         ("fedpetuning", "training.compile", True, "set it to false"),
         ("fedpetuning", "privacy.max-sequences", 5, "raise training.batch-size"),
         ("pooled-pruning", "dtype", "bfloat16", "set it to 'float32'"),
-        ("pooled-pruning", "pooled-pruning.strategy", "iterative", "set it to 'one-shot'"),
+        ("pooled-pruning", "pruning.strategy", "iterative", "set it to 'one-shot'"),
         (
             "fedpetuning",
             "privacy.honest-fraction",

@@ -39,7 +39,7 @@ def test_all_mistakes_have_one_line_each() -> None:
             "seed": -1,
             "num-clients": "8",
             "data.num-samples": 0,
-            "fedprllm.sparsity": 1.5,
+            "pruning.sparsity": 1.5,
             "dtype": "int8",
             "colour": "red",
         }
@@ -48,8 +48,8 @@ def test_all_mistakes_have_one_line_each() -> None:
         "colour",
         "data.num-samples",
         "dtype",
-        "fedprllm.sparsity",
         "num-clients",
+        "pruning.sparsity",
         "seed",
     ]
 
@@ -75,9 +75,9 @@ def test_all_mistakes_have_one_line_each() -> None:
         ("evaluation.own-text", 1, "write true or false"),
         ("evaluation.texts", "wikitext", "neither 'documentation' nor 'code' nor 'name=path'"),
         ("evaluation.texts", "a=x,a=y", "same name"),
-        ("fedprllm.sparsity", 0.0, "greater than 0"),
-        ("fedprllm.sparsity", 1.0, "less than 1"),
-        ("fedprllm.local-comparison-group", "diagonal", "'layer', 'row' or 'column'"),
+        ("pruning.sparsity", 0.0, "greater than 0"),
+        ("pruning.sparsity", 1.0, "less than 1"),
+        ("pruning.comparison-group", "diagonal", "'layer', 'row' or 'column'"),
     ],
 )
 def test_mistake_names_key_value_and_range(key: str, value: object, allowed: str) -> None:
@@ -90,7 +90,7 @@ def test_mistake_names_key_value_and_range(key: str, value: object, allowed: str
     ("wrong", "meant"),
     [
         ("num-client", "num-clients"),
-        ("fedprllm.sparsty", "fedprllm.sparsity"),
+        ("fedprllm.sparsty", "pruning.sparsity"),
         ("data.sample", "data.num-samples"),
         ("sed", "seed"),
     ],
@@ -103,7 +103,7 @@ def test_a_misspelt_key_is_met_with_the_right_one(wrong: str, meant: str) -> Non
 @pytest.mark.parametrize("method", ["fedprllm", "fedspallm"])
 def test_bare_key_suggests_method_s_table(method: str) -> None:
     (line,) = mistake_lines({"method": method, "sparsity": 0.6})
-    assert line == f"sparsity: unknown key; did you mean '{method}.sparsity'?"
+    assert line == "sparsity: unknown key; did you mean 'pruning.sparsity'?"
 
 
 def test_unrelated_key_lists_all_keys() -> None:
@@ -114,20 +114,23 @@ def test_unrelated_key_lists_all_keys() -> None:
 
 
 def test_value_by_hand_must_concern_method() -> None:
-    config = DEFAULTS | {"fedspallm.sparsity": 0.7, "hetlora.ranks": "2"}
+    config = DEFAULTS | {"pruning.ratio": 0.7, "fedspallm.aggregation": "mean", "lora.ranks": "2"}
     assert parse(config) == parse({})
     with pytest.raises(
-        EspalierError, match=r"fedspallm.sparsity = 0.7: method = 'fedprllm' does not read it"
+        EspalierError, match=r"pruning.ratio = 0.7: method = 'fedprllm' does not read it"
     ) as caught:
-        parse(config, by_hand=["fedspallm.sparsity", "seed"])
+        parse(config, by_hand=["pruning.ratio", "fedspallm.aggregation", "seed"])
+    assert "fedspallm.aggregation = 'mean': method = 'fedprllm' does not read it" in str(
+        caught.value
+    )
     assert "hetlora" not in str(caught.value)
 
 
 def test_what_differs_from_the_defaults() -> None:
     assert changed(DEFAULTS) == set()
     assert changed(
-        {"seed": 0, "lora.alpha": 16, "fedspallm.sparsity": 0.7, "fedspallm.depth": 1}
-    ) == {"fedspallm.sparsity", "fedspallm.depth"}
+        {"seed": 0, "lora.alpha": 16, "pruning.sparsity": 0.7, "fedspallm.depth": 1}
+    ) == {"pruning.sparsity", "fedspallm.depth"}
 
 
 def test_unknown_method_lists_known_ones() -> None:

@@ -119,7 +119,7 @@ def rows(page: str) -> dict[str, str]:
         ("quorum", "0 to 1"),
         ("num-clients", "1 or more"),
         ("threads", "1 to 1,024"),
-        ("fedprllm.sparsity", "over 0, below 1"),
+        ("pruning.sparsity", "over 0, below 1"),
         ("training.learning-rate", "over 0, at most 0.1"),
         ("fedprllm.ties", "magnitude, index, random"),
         ("lora.merge", "true, false"),
@@ -131,7 +131,7 @@ def test_ranges_are_in_words(name: str, allowed: str) -> None:
 
 
 def test_a_key_that_others_make_moot_says_so() -> None:
-    assert KEYS["fedprllm.sparsity"].description.endswith(" Read only if `pattern` is empty.")
+    assert KEYS["pruning.sparsity"].description.endswith(" Read only if `pattern` is empty.")
     assert KEYS["fedspallm.damping-mean"].description.endswith(
         " Read only if `local-method` is `sparsegpt`."
     )

@@ -45,7 +45,7 @@ def context(bench: Bench, run_id: int, **changes: Any) -> Context:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path, "flap", {"flap.pruning-ratio": 0.3}, num_clients=2)
+    return Bench(tmp_path, "flap", {"pruning.ratio": 0.3}, num_clients=2)
 
 
 def test_page_s_server_app_gives_the_model_of_a_run(
@@ -64,8 +64,8 @@ def test_page_s_server_app_gives_the_model_of_a_run(
 
 
 def test_wrong_settings_start_nothing(bench: Bench, tmp_path: Path) -> None:
-    changes = {"flap__pruning_ratio": 7.0}
-    with pytest.raises(InputError, match=r"flap\.pruning-ratio = 7"):
+    changes = {"pruning__ratio": 7.0}
+    with pytest.raises(InputError, match=r"pruning\.ratio = 7"):
         new_run(bench.grid(**changes), context(bench, 1, **changes))
     assert bench.runs() == set()
 

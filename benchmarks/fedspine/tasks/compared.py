@@ -6,9 +6,9 @@ from benchmarks.smaller.bench import SAMPLES
 
 BANDIT = "bandits"
 PAPER = {"fedspine.exploration": 2.0, "fedspine.granularity": 0.2, "fedspine.discount": 0.95}
-BY_LAYERS = {"fedspine.score": "exact", "fedspine.normalise": True, "fedspine.selection": "kind"}
+BY_LAYERS = {"fedspine.score": "exact", "fedspine.normalise": True, "pruning.selection": "kind"}
 """The paper's importance, by which each kind of each block loses the same ratio."""
-BY_MASKS = {"fedspine.score": "mask", "fedspine.normalise": False, "fedspine.selection": "global"}
+BY_MASKS = {"fedspine.score": "mask", "fedspine.normalise": False, "pruning.selection": "global"}
 """Settings with which groups of all blocks compete, as in Mask Tuning's search.
 
 Gradients of masks refer to the same loss, so that they are comparable between blocks.
@@ -25,7 +25,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "bandits, one ratio": {"fedspine.adaptive-pruning": False},
     "bandits, nothing pruned (w/o A_P)": {
         "fedspine.adaptive-pruning": False,
-        "fedspine.pruning-ratio": 0.0,
+        "pruning.ratio": 0.0,
     },
     "chance": {"fedspine.allocation": "random"},
     "schedule": {"fedspine.allocation": "fixed"},
@@ -38,7 +38,7 @@ CHOICES: dict[str, dict[str, Any]] = {
 """Settings of FedSpine by name."""
 UNPRUNED: dict[str, dict[str, Any]] = {
     "FedPETuning": {"method": "fedpetuning", "lora.merge": True},
-    "HetLoRA": {"method": "hetlora", "hetlora.ranks": "8,8,8,4,4,4,2,2,2,2"},
+    "HetLoRA": {"method": "hetlora", "lora.ranks": "8,8,8,4,4,4,2,2,2,2"},
 }
 """Settings of LoRA on the whole model, for the cost of pruning; ranks follow the devices' speed."""
 AT_ONCE_FIRST = "all pruned in round 2"
@@ -49,11 +49,11 @@ This and ``AT_ONCE_FIRST`` correspond to FedLoRA + Prune and LLMPruner + FedLoRA
 own cuts: each device by its own text, encoders too. In the paper both cut step by step; that is the
 schedule, with another score.
 """
-CUT_FIRST = {"method": "llm-pruner", "llm-pruner.selection": "block", "data.num-samples": SAMPLES}
+CUT_FIRST = {"method": "llm-pruner", "pruning.selection": "block", "data.num-samples": SAMPLES}
 MERGED = {"method": "fedpetuning", "lora.merge": True, "evaluation.every": 0}
 PRUNED_FIRST = "LLM-Pruner, then FedPETuning"
 """Name of one smaller model for all, cut before the rounds; the time of the cut does not count."""
-CUT_LAST = {**CUT_FIRST, "llm-pruner.element": "squared", "llm-pruner.selection": "search"}
+CUT_LAST = {**CUT_FIRST, "llm-pruner.element": "squared", "pruning.selection": "search"}
 PRUNED_LAST = "FedPETuning, then Mask Tuning"
 """Name of one smaller model for all, cut after the rounds by Mask Tuning's search.
 

@@ -54,7 +54,7 @@ def cut_model(
     }
     own = {
         "seed": seed,
-        "llm-pruner.pruning-ratio": share,
+        "pruning.ratio": share,
         "data.sequence-length": SEQUENCE_LENGTH,
         "data.path": str(calibration),
     }

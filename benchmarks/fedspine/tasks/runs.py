@@ -254,9 +254,9 @@ def _shared(
 def _pruned(fleet: str, share: float, name: str, changes: Mapping[str, Any]) -> Cell:
     own: dict[str, Any] = {
         "method": "fedspine",
-        "fedspine.pruning-ratio": share,
+        "pruning.ratio": share,
         "federation.fleet": fleet,
-        "fedspine.keep-models": False,
+        "pruning.keep-models": False,
         **BY_LAYERS,
     }
     return Cell(fleet, share, name, {**own, **changes})

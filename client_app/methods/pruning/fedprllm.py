@@ -77,7 +77,7 @@ def _own_masks(site: Site, samples: torch.Tensor) -> Iterator[bytes]:
 
 def _local_pruning(site: Site) -> LocalPruning:
     job = site.settings.of(FedPrLLMSettings)
-    return LocalPruning(job.local_metric, job.sparsity, job.local_group)
+    return LocalPruning(job.metric, job.sparsity, job.local_group)
 
 
 def local_baseline(site: Site, request: MessageBody) -> MessageBody:

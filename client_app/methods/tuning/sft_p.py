@@ -158,7 +158,7 @@ def own_target(site: Site, header: Header | None) -> int:
     Raises InputError if the pruning ratio is too large; a ratio that the site's owner chose is not
     sent to the server.
     """
-    scope = site.settings.of(SftPSettings).pruning_ratio_of
+    scope = site.settings.of(SftPSettings).ratio_of
     try:
         return ResidualGates(site.model.plan).target(own_pruning_ratio(site, header), scope)
     except EspalierError as error:

@@ -121,7 +121,7 @@ def require_streamlined(model: OpenedModel, span: int, replaced: bool) -> Iterat
     """
     if span > len(model.plan.blocks):
         raise InputError(
-            f"pruning-ratio: {span} of {count(len(model.plan.blocks), 'block')} would be removed, one of"
+            f"pruning.ratio: {span} of {count(len(model.plan.blocks), 'block')} would be removed, one of"
             " them for the layer that is trained; lower it, or set replacement to 'none'"
         )
     whole = Structure.whole(model.plan)

@@ -87,7 +87,7 @@ class ResidualGates:
         # At least one dimension of each gate must stay.
         if target < (least := sum(self.costs.values())):
             raise InputError(
-                f"pruning-ratio = {share:g} (pruning-ratio-of = '{scope}'): {max(target, 0)} weights of the blocks"
+                f"pruning.ratio = {share:g} (sft-p.ratio-of = '{scope}'): {max(target, 0)} weights of the blocks"
                 f" may stay, and {least} must, one residual dimension of each kind in each block;"
                 " lower it"
             )

@@ -24,11 +24,9 @@ from espalier.messages.parts import Reply
 from espalier.messages.sums.summands import SumSpecs
 from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.models.plan import BlockPlan, ModelPlan, PlanOf, block_key
-from espalier.settings.pruning import MASKS_HAVE_NO_NOISE, MaskingSettings
+from espalier.settings.pruning import MASKS_HAVE_NO_NOISE, Group, MaskingSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
-
-Group = Literal["layer", "row", "column"]
 
 
 class FedPrLLMSettings(MaskingSettings):
@@ -38,22 +36,9 @@ class FedPrLLMSettings(MaskingSettings):
     RULES: ClassVar[tuple[str, ...]] = ("mean", "trimmed-mean", "median")
     WHY_NO_OTHER_RULE = "a vote is 0 or 1, so there is nothing to clip"
     NO_MECHANISM = MASKS_HAVE_NO_NOISE
-    READ_WITH: ClassVar[ReadWith] = {
-        key: {"pattern": ("",)}
-        for key in ("sparsity", "local-comparison-group", "comparison-group")
-    }
+    READ_WITH: ClassVar[ReadWith] = {"vote-group": {"pruning.pattern": ("",)}}
 
-    local_metric: Literal["wanda", "magnitude", "ria", "sparsegpt"] = Field(
-        "wanda",
-        description=(
-            "Score by which a client ranks its weights: Wanda, RIA, SparseGPT's score without its"
-            " weight update, or the magnitude, which does not depend on the data."
-        ),
-    )
-    local_comparison_group: Group = Field(
-        "row", description="Group in which weights compete in a client's mask."
-    )
-    comparison_group: Group = Field(
+    vote_group: Group = Field(
         "layer", description="Group in which weights compete for the summed votes."
     )
     ties: Literal["magnitude", "index", "random"] = Field(
@@ -81,22 +66,15 @@ class FedPrLLMSettings(MaskingSettings):
             self.weight_scaling and self.strategy == "iterative"
         ):
             raise ValueError(
-                "continue-behind = 'scaled': needs strategy = 'iterative' and weight-scaling = true"
+                "continue-behind = 'scaled': needs pruning.strategy = 'iterative' and weight-scaling"
+                " = true"
             )
         return self
 
     @property
-    def local_group(self) -> str:
-        """Group in which weights compete in a client's mask.
-
-        It is the pattern or ``local-comparison-group``.
-        """
-        return self.pattern or self.local_comparison_group
-
-    @property
     def server_group(self) -> str:
-        """Group in which weights compete for the votes: the pattern or ``comparison-group``."""
-        return self.pattern or self.comparison_group
+        """Group in which weights compete for the votes: the pattern or ``vote-group``."""
+        return self.pattern or self.vote_group
 
 
 def mask_blobs(

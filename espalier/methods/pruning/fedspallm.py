@@ -45,20 +45,10 @@ class FedSpaLLMSettings(PruningSettings):
     SUMMED_WITH: ClassVar[Mapping[str, Any]] = {"fedspallm.capabilities": "1"}
     WEIGHTS: ClassVar[tuple[str, ...]] = ("equal", "samples")
     READ_WITH: ClassVar[ReadWith] = {
-        "sparsity": {"pattern": ("",)},
         "damping-mean": {"local-method": ("sparsegpt",)},
         "federation.max-update-ratio": {"local-method": ("sparsegpt",)},
     }
 
-    sparsity: float = Field(
-        0.5,
-        gt=0,
-        lt=1,
-        description=(
-            "Fraction of each matrix that is pruned in the end, exactly `int(size * sparsity)`"
-            " weights."
-        ),
-    )
     local_method: Literal["sparsegpt", "wanda", "ria", "magnitude"] = Field(
         "sparsegpt",
         description=(

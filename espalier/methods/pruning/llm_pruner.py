@@ -27,7 +27,7 @@ from espalier.models.groups import Cut, Groups
 from espalier.models.plan import ModelPlan, PlanOf, block_key
 from espalier.models.structure import GROUP_KINDS, sizes_of
 from espalier.models.triangles import ROUNDING, are_inner_products, triangle_size
-from espalier.settings.pruning import StructuredSettings
+from espalier.settings.pruning import Selection, StructuredSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
 from espalier.settings.tables.federation import FederationSettings
@@ -46,13 +46,14 @@ class LlmPrunerSettings(StructuredSettings):
     """Table ``[llm-pruner]`` (Ma et al. 2023, section 3.2)."""
 
     MAKES_LOCAL_BASELINE_WITH: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
-        "rescale": ("all", "groups")
+        "llm-pruner.rescale": ("all", "groups")
     }
     SUMMED_WITH: ClassVar[Mapping[str, Any]] = {
         "llm-pruner.element": "signed",
         "llm-pruner.rearrange": "off",
         "llm-pruner.rescale": "off",
     }
+    SELECTIONS: ClassVar[tuple[Selection, ...]] = ("block", "global", "kind", "search")
     ROUNDS_THAT_DIFFER: ClassVar[tuple[int, ...]] = (1, 2)
     WHY_NO_OTHER_RULE = (
         "its scores are limited relative to the median client's, and Fisher factors and normal"
@@ -60,16 +61,6 @@ class LlmPrunerSettings(StructuredSettings):
     )
     READ_WITH: ClassVar[ReadWith] = {"rearrange": {"element": ("squared",)}}
 
-    selection: Literal["global", "block", "kind", "search"] = Field(  # type: ignore[assignment]
-        "block",
-        description=(
-            "Prunable groups that compete: those of the whole model, those of a block, or"
-            " attention groups and channels of each block separately, as in the published code,"
-            " which removes much with few attention groups: of three, one at 20%. `search`: attention groups of"
-            " the whole model, and channels likewise, in the numbers with the lowest total score"
-            " (Mask Tuning)."
-        ),
-    )
     element: Literal["absolute", "signed", "squared"] = Field(
         "absolute",
         description=(

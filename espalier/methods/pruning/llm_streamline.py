@@ -33,7 +33,7 @@ from espalier.messages.parts import (
 )
 from espalier.messages.tensor_blobs import TensorSpec, wire_specs
 from espalier.models.plan import BlockPlan, ModelPlan, PlanOf
-from espalier.settings.pruning import SmallerSettings
+from espalier.settings.pruning import SmallerSettings, ratio_field
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
 from espalier.settings.tables.federation import FederationSettings
@@ -62,14 +62,7 @@ class LlmStreamlineSettings(SmallerSettings):
         key: {"replacement": ("layer",)} for key in ("steps", "batch-size", "learning-rate")
     }
 
-    pruning_ratio: float = Field(
-        0.2,
-        gt=0,
-        lt=1,
-        description=(
-            "Fraction of the blocks by which the model becomes shorter, rounded up to whole blocks."
-        ),
-    )
+    pruning_ratio: float = ratio_field(gt=0, lt=1)
     replacement: Literal["layer", "none"] = Field(
         "layer",
         description=(
@@ -139,7 +132,7 @@ class LlmStreamlineSettings(SmallerSettings):
         fewer = math.ceil(self.pruning_ratio * num_blocks - 1e-9)
         if fewer >= num_blocks:
             raise InputError(
-                f"pruning-ratio = {self.pruning_ratio}: of {count(num_blocks, 'block')} none would stay; lower it"
+                f"pruning.ratio = {self.pruning_ratio}: of {count(num_blocks, 'block')} none would stay; lower it"
             )
         return fewer
 

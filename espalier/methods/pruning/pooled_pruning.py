@@ -28,7 +28,6 @@ from espalier.models.plan import BlockPlan, ModelPlan, PlanOf, block_key
 from espalier.models.structure import COLUMNS
 from espalier.settings.pruning import MaskingSettings
 from espalier.settings.run import RunSettings
-from espalier.settings.table import ReadWith
 from espalier.settings.tables.federation import FederationSettings, largest_trim
 from espalier.settings.tables.lora import LoraSettings
 from pruning_kernels.fixed_point import RECORD_BITS, is_possible
@@ -54,17 +53,9 @@ class PooledPruningSettings(MaskingSettings):
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples",)
     """Clients count by their tokens, or equally by ``weighting``."""
     RULES: ClassVar[tuple[str, ...]] = ("mean", "clipped-mean", "trimmed-mean", "median")
-    READ_WITH: ClassVar[ReadWith] = {
-        key: {"pattern": ("",)} for key in ("sparsity", "comparison-group")
-    }
     MECHANISM = "sums"
 
-    metric: Literal["wanda", "ria"] = Field(
-        "wanda", description="Score by which the server ranks weights: Wanda's or RIA's."
-    )
-    comparison_group: Literal["layer", "row", "column"] = Field(
-        "row", description="Group in which weights compete."
-    )
+    metric: Literal["wanda", "ria"] = "wanda"
     weighting: Literal["tokens", "equal"] = Field(
         "tokens",
         description=(
@@ -89,16 +80,6 @@ class PooledPruningSettings(MaskingSettings):
     def fraction_bits(self) -> int:
         """Bits after the point of the sent numbers, unless the run is private."""
         return FRACTION_BITS[self.weighting]
-
-    @property
-    def local_group(self) -> str:
-        """Group in which weights compete: the pattern or ``comparison-group``."""
-        return self.pattern or self.comparison_group
-
-    @property
-    def server_group(self) -> str:
-        """Group in which weights compete: the pattern or ``comparison-group``."""
-        return self.local_group
 
 
 def fraction_bits(run: RunSettings) -> int:

@@ -54,10 +54,11 @@ class SliceGptSettings(PublicTextSettings):
     )
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
     MAKES_LOCAL_BASELINE_WITH: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
-        "covariances": "public"
+        "slicegpt.covariances": "public"
     }
+
     READ_WITH: ClassVar[ReadWith] = {
-        key: {"covariances": ("public",)} for key in ("public-text", "public-samples")
+        f"public.{key}": {"covariances": ("public",)} for key in ("text", "samples")
     }
 
     width_pruning_ratio: float = Field(
@@ -85,7 +86,7 @@ class SliceGptSettings(PublicTextSettings):
         "clients",
         description=(
             "Signals that determine the minor components: the clients', pooled, or those of a"
-            " public text (`public-text`) at the server, for which clients send nothing."
+            " public text (`public.text`) at the server, for which clients send nothing."
         ),
     )
 

@@ -30,7 +30,7 @@ from espalier.models.adapters import AdapterPlan
 from espalier.models.groups import Groups
 from espalier.models.plan import ModelPlan, PlanOf
 from espalier.models.structure import structured_plan
-from espalier.settings.pruning import CutSettings, PersonalModelSettings
+from espalier.settings.pruning import CutSettings, PersonalModelSettings, ratio_field
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
 from espalier.settings.tables.federation import FederationSettings
@@ -66,33 +66,13 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
         "exploration": {"allocation": ("bandit",)},
     }
 
-    pruning_ratio: float = Field(
-        0.3,
-        ge=0,
-        lt=1,
-        description=(
-            "Target pruning ratio of every device (p*): the minimum fraction of its parameters"
-            " that is removed. With `selection` of `kind` or `block` it is exceeded by less than"
-            " one prunable group of each kind in each block, or in each block. A prunable group is"
-            " a key-value group of attention (a head, if each has its own keys and values) or a"
-            " feed-forward channel. 0: nothing is removed, and only ranks are chosen (the paper"
-            " without A_P)."
-        ),
-    )
-    selection: Literal["global", "block", "kind"] = Field(
-        "global",
-        description=(
-            "Prunable groups that compete: those of the whole model, those of a block, or attention"
-            " groups and channels of each block separately (`kind`, the paper's layers). Only with"
-            " `score=mask` are the importances of different blocks and kinds comparable."
-        ),
-    )
+    pruning_ratio: float = ratio_field(ge=0, lt=1)
     prune_rounds: int = Field(
         0,
         ge=0,
         description=(
             "Number of rounds of pruning in which a device that always takes the middle step"
-            " reaches `pruning-ratio`; the first is round 2, or `prune-from`. 0: half of the rounds."
+            " reaches `pruning.ratio`; the first is round 2, or `prune-from`. 0: half of the rounds."
         ),
     )
     prune_from: int = Field(
@@ -253,7 +233,7 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
             )
         if self.allocation == "bandit" and self.pruning_ratio == 0 and self.reward == "literal":
             lines.append(
-                f"{method}.pruning-ratio = 0: {method}.reward = 'literal' is a multiple of what was pruned,"
+                f"pruning.ratio = 0: {method}.reward = 'literal' is a multiple of what was pruned,"
                 " so that all rewards would be 0; set the reward to scaled"
             )
         if self.chooses_ratios and self.prune_from > 2:

@@ -32,7 +32,7 @@ class FloraSettings(AdapterAveraging):
     )
     PRUNES = False
 
-    ranks: Ranks = ranks_field("`lora.rank` for all")
+    ranks: Ranks = ranks_field()
 
     @property
     def averaged(self) -> str:
@@ -74,5 +74,5 @@ class FloraSettings(AdapterAveraging):
         return [
             *super().contradictions(method, federation, lora, num_clients),
             *folding_faults("method = 'flora'", federation, lora),
-            *largest_rank_faults(method, self.ranks, lora, num_clients),
+            *largest_rank_faults(self.ranks, lora, num_clients),
         ]

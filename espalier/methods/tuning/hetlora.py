@@ -33,7 +33,7 @@ class HetLoRASettings(AdapterAveraging):
     )
     PRUNES = False
 
-    ranks: Ranks = ranks_field("in proportion to the nodes' capability")
+    ranks: Ranks = ranks_field()
     aggregation: Literal["zero-pad", "svd"] = Field(
         "zero-pad",
         description=(
@@ -95,5 +95,5 @@ class HetLoRASettings(AdapterAveraging):
         """
         return [
             *super().contradictions(method, federation, lora, num_clients),
-            *largest_rank_faults(method, self.ranks, lora, num_clients),
+            *largest_rank_faults(self.ranks, lora, num_clients),
         ]

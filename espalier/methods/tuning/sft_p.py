@@ -23,7 +23,7 @@ from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.models.mask_generator import GeneratorShape
 from espalier.models.plan import ModelPlan, PlanOf
 from espalier.settings.method import numbers_of_clients, of_client
-from espalier.settings.pruning import PersonalModelSettings
+from espalier.settings.pruning import PersonalModelSettings, ratio_field
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
 from espalier.settings.tables.federation import FederationSettings
@@ -53,23 +53,15 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
     READ_WITH: ClassVar[ReadWith] = {"validation-samples": {"task.name": (TEXT,)}}
     CHECKS_SITE = True
 
-    pruning_ratio: float = Field(
-        0.2,
-        gt=MIN_SHARE,
-        le=MAX_SHARE,
-        description=(
-            "Pruning ratio of every client whose own configuration (`pruned-share`) names none. A"
-            " real site uses only these two values."
-        ),
-    )
-    pruning_ratios: Annotated[str, numbers_of_clients(MIN_SHARE, MAX_SHARE, "0.2,0.5")] = Field(
+    pruning_ratio: float = ratio_field(gt=MIN_SHARE, le=MAX_SHARE)
+    ratios: Annotated[str, numbers_of_clients(MIN_SHARE, MAX_SHARE, "0.2,0.5")] = Field(
         "",
         description=(
             "Pruning ratios of simulated clients by number, for instance `0.2,0.2,0.5,0.5`; the"
-            " last one repeats. Empty: `share`."
+            " last one repeats. Empty: `pruning.ratio`."
         ),
     )
-    pruning_ratio_of: Literal["blocks", "model"] = Field(
+    ratio_of: Literal["blocks", "model"] = Field(
         "blocks",
         description=(
             "Parameters to which the pruning ratio refers: the blocks' matrices, or all"
@@ -109,7 +101,7 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         le=100,
         description=(
             "Factor of each client's budget as another input of the generator: the logarithm of"
-            " what the client keeps, divided by what `pruning-ratio` keeps. The budget never leaves"
+            " what the client keeps, divided by what `pruning.ratio` keeps. The budget never leaves"
             " the client. 0: no such input, as in the paper."
         ),
     )
@@ -233,8 +225,8 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         return client >= max(1, enrolled - self.late_clients)
 
     def pruning_ratio_of_client(self, client: int) -> float:
-        """Return the pruning ratio of a simulated client; the last of ``pruning_ratios`` repeats."""
-        return float(of_client(self.pruning_ratios or str(self.pruning_ratio), client))
+        """Return the pruning ratio of a simulated client; the last of ``ratios`` repeats."""
+        return float(of_client(self.ratios or str(self.pruning_ratio), client))
 
     def contradictions(
         self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int

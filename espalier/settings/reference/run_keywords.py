@@ -95,6 +95,7 @@ class RunKeywords(TypedDict, total=False):
     federation_fleet: Text
     lora_rank: int
     lora_alpha: float
+    lora_ranks: Text
     lora_dropout: float
     lora_targets: Text
     lora_layers: Text
@@ -136,18 +137,23 @@ class RunKeywords(TypedDict, total=False):
     task_chat_template: Literal["tokenizer", "chatml"]
     task_packing: bool
     task_answer_tokens: int
+    pruning_form: Literal["auto", "compact", "plain", "zero-filled"]
+    pruning_ratio: float
+    pruning_channel_multiple: int
+    pruning_selection: Literal["auto", "global", "block", "kind", "search"]
+    pruning_sparsity: float
+    pruning_pattern: Text
+    pruning_strategy: Literal["one-shot", "iterative"]
+    pruning_metric: Literal["wanda", "magnitude", "ria", "sparsegpt"]
+    pruning_comparison_group: Literal["layer", "row", "column"]
+    pruning_keep_models: bool
+    public_text: Text
+    public_samples: int
     fedpetuning_aggregation: Literal["factors", "svd", "fedex", "ffa", "rolora"]
-    fedprllm_sparsity: float
-    fedprllm_pattern: Text
-    fedprllm_strategy: Literal["one-shot", "iterative"]
-    fedprllm_local_metric: Literal["wanda", "magnitude", "ria", "sparsegpt"]
-    fedprllm_local_comparison_group: Literal["layer", "row", "column"]
-    fedprllm_comparison_group: Literal["layer", "row", "column"]
+    fedprllm_vote_group: Literal["layer", "row", "column"]
     fedprllm_ties: Literal["magnitude", "index", "random"]
     fedprllm_weight_scaling: bool
     fedprllm_continue_behind: Literal["masked", "scaled"]
-    fedspallm_sparsity: float
-    fedspallm_pattern: Text
     fedspallm_local_method: Literal["sparsegpt", "wanda", "ria", "magnitude"]
     fedspallm_damping_mean: Literal["live", "all"]
     fedspallm_aggregation: Literal["l0", "mean"]
@@ -157,8 +163,6 @@ class RunKeywords(TypedDict, total=False):
     fedspallm_capabilities: Text
     fedspallm_coverage: Literal["every-round", "over-rounds"]
     fed_sb_frozen_bases: Literal["weights", "seed"]
-    fedsoda_public_text: Text
-    fedsoda_public_samples: int
     fedsoda_adapter_layers: int
     fedsoda_first_layers: int
     fedsoda_drop: Literal["similar", "uniform"]
@@ -170,10 +174,6 @@ class RunKeywords(TypedDict, total=False):
     fedsoda_realign_steps: int
     fedsoda_realign_every: int
     fedsoda_align_learning_rate: float
-    fedspine_keep_models: bool
-    fedspine_pruning_ratio: float
-    fedspine_channel_multiple: int
-    fedspine_selection: Literal["global", "block", "kind"]
     fedspine_prune_rounds: int
     fedspine_prune_from: int
     fedspine_allocation: Literal["bandit", "fixed", "random"]
@@ -189,43 +189,24 @@ class RunKeywords(TypedDict, total=False):
     fedspine_normalise: bool
     fedspine_eta: float
     fedspine_aggregation: Literal["coverage", "zero-fill"]
-    flap_form: Literal["auto", "compact", "plain", "zero-filled"]
-    flap_pruning_ratio: float
-    flap_channel_multiple: int
-    flap_selection: Literal["global", "block", "kind"]
     flap_bias_compensation: bool
-    flora_ranks: Text
-    hetlora_ranks: Text
     hetlora_aggregation: Literal["zero-pad", "svd"]
     hetlora_rank_weights: Literal["all", "holders"]
     hetlora_gamma: float
     hetlora_regularisation: float
-    llm_pruner_form: Literal["auto", "compact", "plain", "zero-filled"]
-    llm_pruner_pruning_ratio: float
-    llm_pruner_channel_multiple: int
-    llm_pruner_selection: Literal["global", "block", "kind", "search"]
     llm_pruner_element: Literal["absolute", "signed", "squared"]
     llm_pruner_spare_first: int
     llm_pruner_spare_last: int
     llm_pruner_rearrange: Literal["off", "groups", "all"]
     llm_pruner_rescale: Literal["off", "groups", "all"]
-    llm_streamline_form: Literal["auto", "compact", "plain", "zero-filled"]
-    llm_streamline_pruning_ratio: float
     llm_streamline_replacement: Literal["layer", "none"]
     llm_streamline_last_hidden_state: Literal["after-norm", "before-norm"]
     llm_streamline_steps: int
     llm_streamline_batch_size: int
     llm_streamline_learning_rate: float
-    pooled_pruning_sparsity: float
-    pooled_pruning_pattern: Text
-    pooled_pruning_strategy: Literal["one-shot", "iterative"]
-    pooled_pruning_metric: Literal["wanda", "ria"]
-    pooled_pruning_comparison_group: Literal["layer", "row", "column"]
     pooled_pruning_weighting: Literal["tokens", "equal"]
-    sft_p_keep_models: bool
-    sft_p_pruning_ratio: float
-    sft_p_pruning_ratios: Text
-    sft_p_pruning_ratio_of: Literal["blocks", "model"]
+    sft_p_ratios: Text
+    sft_p_ratio_of: Literal["blocks", "model"]
     sft_p_conditioned: bool
     sft_p_adapters: bool
     sft_p_heads: Literal["per-gate", "shared"]
@@ -242,8 +223,6 @@ class RunKeywords(TypedDict, total=False):
     sft_p_late_clients: int
     sft_p_late_steps: int
     sft_p_validation_samples: int
-    slicegpt_public_text: Text
-    slicegpt_public_samples: int
     slicegpt_width_pruning_ratio: float
     slicegpt_multiple: int
     slicegpt_covariances: Literal["clients", "public"]

@@ -41,6 +41,18 @@ Ranks = Annotated[str, AfterValidator(_are_ranks)]
 """LoRA rank of each client, separated by commas; the last one repeats."""
 
 
+def ranks_field() -> Any:
+    """Return the field of the clients' ranks, ``lora.ranks``."""
+    return Field(
+        "",
+        description=(
+            "LoRA rank of each client, for instance `2,4,8`; the last one repeats, and the largest"
+            " is `rank`. Empty: with flora `rank` for all, with hetlora in proportion to the nodes'"
+            " capability."
+        ),
+    )
+
+
 class LoraSettings(Table):
     """Table ``[lora]`` (Hu et al. 2022).
 
@@ -56,6 +68,7 @@ class LoraSettings(Table):
             " from 0.01 to 1000."
         ),
     )
+    ranks: Ranks = ranks_field()
     dropout: float = Field(
         0.0,
         ge=0,
@@ -151,18 +164,7 @@ class LoraSettings(Table):
         return self.alpha / self.rank
 
 
-def ranks_field(without: str) -> Any:
-    """Return the field of the clients' ranks; ``without`` says what an empty value means."""
-    return Field(
-        "",
-        description=(
-            "LoRA rank of each client, for instance `2,4,8`; the last one repeats, and the largest"
-            f" is `lora.rank`. Empty: {without}."
-        ),
-    )
-
-
-def largest_rank_faults(method: str, ranks: str, lora: LoraSettings, num_clients: int) -> list[str]:
+def largest_rank_faults(ranks: str, lora: LoraSettings, num_clients: int) -> list[str]:
     """Return an error line if no client has the largest rank, ``lora.rank``.
 
     The last components of the adapters would stay untrained.
@@ -174,6 +176,6 @@ def largest_rank_faults(method: str, ranks: str, lora: LoraSettings, num_clients
         return []
     of_clients = "" if taken == given else f" of the first {num_clients} (num-clients)"
     return [
-        f"{method}.ranks = '{ranks}': the largest{of_clients} is {largest}, that of"
+        f"lora.ranks = '{ranks}': the largest{of_clients} is {largest}, that of"
         f" lora.rank is {lora.rank}; make them equal"
     ]

@@ -214,7 +214,7 @@ def _of_sums(job: Any, tables: Mapping[str, Any]) -> list[tuple[str, str]]:
     if job.strategy != "one-shot":
         lines.append(
             (
-                f"pooled-pruning.strategy = '{job.strategy}': its noise is not built",
+                f"pruning.strategy = '{job.strategy}': its noise is not built",
                 "set it to 'one-shot'",
             )
         )

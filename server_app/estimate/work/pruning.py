@@ -59,7 +59,7 @@ class Masking(BlockWalk):
     def watched(self) -> Mapping[str, int]:
         """Return the bytes of masks and, for SparseGPT's score, the Gram matrices of all inputs."""
         masks = {"masks": self.sizes.largest_block}
-        if self.settings.of(FedPrLLMSettings).local_metric != "sparsegpt":
+        if self.settings.of(FedPrLLMSettings).metric != "sparsegpt":
             return masks
         return {**masks, "grams": self.gram_bytes()}
 

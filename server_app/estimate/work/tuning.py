@@ -170,7 +170,7 @@ class Masked(Tuned):
         """Return the parameters of the client that keeps most."""
         job = self.settings.of(SftPSettings)
         share = min(map(job.pruning_ratio_of_client, range(self.settings.num_clients)))
-        if job.pruning_ratio_of == "model":
+        if job.ratio_of == "model":
             return self.plan.num_parameters - round(share * self.plan.num_parameters)
         return smaller(self.plan, share)
 

@@ -144,7 +144,7 @@ class FedSoda(Tuning):
         # A new alignment with other text would not be that of the interrupted run.
         if state["public"] != self._public_sha256():
             raise InputError(
-                f"{self.run.settings.method}.public-text = '{self.job.public_text}': is not the"
+                f"public.text = '{self.job.public_text}': is not the"
                 " text that the run began with; put that one back, or start a new run"
             )
         # Clients hold the sub-model, so contracts are made of its plan.

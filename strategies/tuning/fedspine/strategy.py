@@ -112,7 +112,7 @@ def require_whole_nf4_blocks(settings: RunSettings, plan: ModelPlan) -> None:
     # The number of remaining channels has to be whole NF4 blocks in every row.
     if multiple % BLOCK:
         raise InputError(
-            f"{settings.method}.channel-multiple = {multiple}: with training.base = 'nf4' the"
+            f"pruning.channel-multiple = {multiple}: with training.base = 'nf4' the"
             f" channels that stay have to be a multiple of {BLOCK}; set it to {BLOCK}"
         )
     if group % BLOCK:

@@ -71,7 +71,7 @@ def test_sums_have_the_median_of_the_means(tmp_path: Path) -> None:
 
 def test_votes_have_a_median(tmp_path: Path) -> None:
     """Of five clients' votes the middle one stays; ties go to the smaller magnitude."""
-    bench = Bench(tmp_path, "fedprllm", {"fedprllm.sparsity": 0.5}, num_clients=5)
+    bench = Bench(tmp_path, "fedprllm", {"pruning.sparsity": 0.5}, num_clients=5)
     changes = {RULE: "median"}
     grid = bench.grid(**changes)
     folder = bench.run(grid, **changes)

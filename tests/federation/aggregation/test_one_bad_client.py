@@ -203,7 +203,7 @@ CASES = {
         },
     ),
     "llm-streamline": Case(
-        {"llm-streamline.pruning-ratio": 0.25, "federation.rounds": 2, "llm-streamline.steps": 10},
+        {"pruning.ratio": 0.25, "federation.rounds": 2, "llm-streamline.steps": 10},
         {
             "the worst blocks are the best": both(
                 MOST,
@@ -243,7 +243,7 @@ CASES = {
             "fedsoda.emulator": "stored",
             "fedsoda.pre-align-steps": 3,
             "fedsoda.realign-every": 0,
-            "fedsoda.public-samples": 4,
+            "public.samples": 4,
             "lora.targets": "attn.q,attn.v,mlp.down",
         },
         OF_SOME_UPDATES,
@@ -252,8 +252,8 @@ CASES = {
     "fedspine": Case(
         TUNED
         | {
-            "fedspine.pruning-ratio": 0.25,
-            "fedspine.keep-models": False,
+            "pruning.ratio": 0.25,
+            "pruning.keep-models": False,
             "lora.targets": "all",
         }
         | PERSONAL,
@@ -264,7 +264,7 @@ CASES = {
         "new",
     ),
     "sft-p": Case(
-        TUNED | {"sft-p.pruning-ratio": 0.2, "sft-p.keep-models": False} | PERSONAL,
+        TUNED | {"pruning.ratio": 0.2, "pruning.keep-models": False} | PERSONAL,
         OF_SOME_UPDATES,
         "new",
     ),
@@ -329,7 +329,7 @@ def ran(folder: Path, home: Home, name: str, change: Change | None) -> dict[str,
     method = name.split()[0]
     settings = COMMON | case.settings
     if method == "fedsoda":
-        settings |= {"fedsoda.public-text": str(home.public.parent / "old.txt")}
+        settings |= {"public.text": str(home.public.parent / "old.txt")}
     bench = Bench(folder, method, settings, num_clients=8, home=home)
     for client in range(8):
         (folder / f"text-{client}.txt").write_text(sentences(case.language, f"client {client}", 60))

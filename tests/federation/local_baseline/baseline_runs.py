@@ -19,11 +19,11 @@ TUNING = {
 }
 METHODS: dict[str, dict[str, Any]] = {
     "fedpetuning": TUNING,
-    "fedprllm": {"fedprllm.strategy": "iterative"},
-    "pooled-pruning": {"pooled-pruning.strategy": "iterative"},
+    "fedprllm": {"pruning.strategy": "iterative"},
+    "pooled-pruning": {"pruning.strategy": "iterative"},
     "hetlora": (
         {key.replace("fedpetuning", "hetlora"): value for key, value in TUNING.items()}
-        | {"hetlora.ranks": "1,2"}
+        | {"lora.ranks": "1,2"}
     ),
 }
 """Methods whose rounds leave no local baseline."""

@@ -29,17 +29,17 @@ TUNED = {
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "fedpetuning": TUNED | {"lora.merge": True},
-    "hetlora": TUNED | {"hetlora.ranks": "2,4"},
+    "hetlora": TUNED | {"lora.ranks": "2,4"},
     "fedspine": TUNED
-    | {"federation.rounds": 2, "fedspine.keep-models": False, "fedspine.allocation": "random"},
-    "sft-p": TUNED | {"sft-p.embedding": 8, "sft-p.code": 4, "sft-p.keep-models": False},
+    | {"federation.rounds": 2, "pruning.keep-models": False, "fedspine.allocation": "random"},
+    "sft-p": TUNED | {"sft-p.embedding": 8, "sft-p.code": 4, "pruning.keep-models": False},
     "fedprllm": {},
     "fedspallm": {},
     "flap": {},
     "pooled-pruning": {},
     "llm-pruner": {"llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0},
     "llm-streamline": {
-        "llm-streamline.pruning-ratio": 0.5,
+        "pruning.ratio": 0.5,
         "llm-streamline.steps": 2,
         "llm-streamline.batch-size": 2,
     },
@@ -126,8 +126,8 @@ def test_a_sub_model_keeps_the_types_of_its_blocks(
         "fedsoda.group-layers": 1,
         "fedsoda.groups": 1,
         "fedsoda.pre-align-steps": 2,
-        "fedsoda.public-samples": 4,
-        "fedsoda.public-text": str(tmp_path / "align.txt"),
+        "public.samples": 4,
+        "public.text": str(tmp_path / "align.txt"),
     }
     (tmp_path / "align.txt").write_text(private_text(98))
     bench = Bench(tmp_path, "fedsoda", settings, num_clients=2, home=homes[kind])

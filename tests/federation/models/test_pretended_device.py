@@ -24,22 +24,22 @@ TRAINED = {
 }  # fmt: skip
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "votes at once, scaled": ("fedprllm", {"fedprllm.weight-scaling": True, "activations": "disk"}),
-    "votes block by block": ("fedprllm", {"fedprllm.strategy": "iterative", "fedprllm.local-metric": "ria"}),
-    "sums": ("pooled-pruning", {"pooled-pruning.strategy": "iterative", "pooled-pruning.metric": "ria"}),
+    "votes block by block": ("fedprllm", {"pruning.strategy": "iterative", "pruning.metric": "ria"}),
+    "sums": ("pooled-pruning", {"pruning.strategy": "iterative", "pruning.metric": "ria"}),
     "layers": ("fedspallm", {"federation.rounds": 2, "fedspallm.sampled-layers": 0.5}),
     "units, rearranged and rescaled": (
         "llm-pruner",
         {
-            "llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0, "llm-pruner.pruning-ratio": 0.3,
+            "llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0, "pruning.ratio": 0.3,
             "llm-pruner.element": "squared",
             "llm-pruner.rearrange": "all", "llm-pruner.rescale": "all",
         },
     ),
-    "moments of channels": ("flap", {"flap.pruning-ratio": 0.3}),
+    "moments of channels": ("flap", {"pruning.ratio": 0.3}),
     "moments of the stream": ("slicegpt", {"slicegpt.width-pruning-ratio": 0.25, "slicegpt.multiple": 4}),
     "a layer in place of blocks": (
         "llm-streamline",
-        {"llm-streamline.pruning-ratio": 0.25, "llm-streamline.steps": 2, "llm-streamline.batch-size": 2,
+        {"pruning.ratio": 0.25, "llm-streamline.steps": 2, "llm-streamline.batch-size": 2,
          "federation.rounds": 1},
     ),
     "adapters": ("fedpetuning", TRAINED | {"lora.merge": True}),
@@ -50,12 +50,12 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         "fedsoda",
         TRAINED | {
             "fedsoda.adapter-layers": 1, "fedsoda.group-layers": 1, "fedsoda.groups": 1, "fedsoda.pre-align-steps": 2,
-            "fedsoda.realign-steps": 2, "fedsoda.realign-every": 2, "fedsoda.public-samples": 4,
+            "fedsoda.realign-steps": 2, "fedsoda.realign-every": 2, "public.samples": 4,
             "fedsoda.emulator": "stored",
         },
     ),
     "masks": ("sft-p", TRAINED | {"sft-p.embedding": 8, "sft-p.code": 4}),
-    "ratios and ranks": ("fedspine", TRAINED | {"fedspine.pruning-ratio": 0.25, "lora.targets": "all"}),
+    "ratios and ranks": ("fedspine", TRAINED | {"pruning.ratio": 0.25, "lora.targets": "all"}),
 }  # fmt: skip
 LIKE = (
     "votes block by block",
@@ -95,7 +95,7 @@ def test_a_run_has_the_bytes_of_one_on_the_cpu(
         save_tiny_llama(bench.model, blocks=4)
     if method == "fedsoda":
         (tmp_path / "align.txt").write_text(private_text(98))
-        bench.settings["fedsoda.public-text"] = str(tmp_path / "align.txt")
+        bench.settings["public.text"] = str(tmp_path / "align.txt")
     on_cpu = made_in(bench.run(device="cpu"))
     # Only the choice of the device may see CUDA; bitsandbytes would use it as well.
     there = SimpleNamespace(is_available=lambda: True)

@@ -43,7 +43,7 @@ def test_masks_are_exchanged_without_torch(
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
     # The minimum for real sites is larger than the texts of the bench.
     monkeypatch.setattr("espalier.data.client_text.MIN_PREDICTIONS", 15)
-    bench = Bench(tmp_path, method, EVALUATED | {f"{method}.sparsity": 0.5}, num_clients=2)
+    bench = Bench(tmp_path, method, EVALUATED | {"pruning.sparsity": 0.5}, num_clients=2)
     answered = set[str]()
     bench.model = save_tiny_llama(tmp_path / "deep", blocks=8)
     grid = bench.grid()

@@ -10,9 +10,9 @@ import pytest
 from tests.bench import LOCAL_ONLY, Bench, results
 
 METHODS: dict[str, dict[str, Any]] = {
-    "fedprllm": {"fedprllm.strategy": "iterative"},
+    "fedprllm": {"pruning.strategy": "iterative"},
     "fedspallm": {"federation.rounds": 2, "fedspallm.schedule": "linear"},
-    "pooled-pruning": {"pooled-pruning.strategy": "iterative"},
+    "pooled-pruning": {"pruning.strategy": "iterative"},
     "fedpetuning": {
         "federation.rounds": 2,
         "federation.wire-dtype": "bfloat16",
@@ -21,7 +21,7 @@ METHODS: dict[str, dict[str, Any]] = {
     },
     "hetlora": {
         "federation.rounds": 2,
-        "hetlora.ranks": "1,2",
+        "lora.ranks": "1,2",
         "training.steps": 2,
         "lora.rank": 2,
     },

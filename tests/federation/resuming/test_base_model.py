@@ -19,7 +19,7 @@ from server_app.artifacts.outcome import Outcome
 from tests.bench import Bench
 from tests.in_process import InProcessGrid
 
-PRUNED = {"fedprllm.sparsity": 0.5}
+PRUNED = {"pruning.sparsity": 0.5}
 
 
 def summary(folder: Path) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def test_float16_overflow_ends_a_run_at_once(tmp_path: Path) -> None:
     bench = Bench(
         tmp_path,
         "fedprllm",
-        {"fedprllm.local-metric": "magnitude", "dtype": "float16"},
+        {"pruning.metric": "magnitude", "dtype": "float16"},
         num_clients=2,
     )
     spoil(bench, "model.layers.1.mlp.down_proj.weight", 1e6)

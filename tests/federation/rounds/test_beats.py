@@ -27,9 +27,9 @@ METHODS: dict[str, dict[str, Any]] = {
         "lora.merge": True,
     },
     "fedprllm": {},
-    "fedprllm iterative": {"fedprllm.strategy": "iterative"},
+    "fedprllm iterative": {"pruning.strategy": "iterative"},
     "fedspallm": {},
-    "pooled-pruning": {"pooled-pruning.strategy": "iterative"},
+    "pooled-pruning": {"pruning.strategy": "iterative"},
 }
 AT_EVALUATION = {"passing block 1 of 2", "passing block 2 of 2", "scoring"}
 AT_THE_SERVER = ("passing block 2 of 2", "scoring", "writing tensor", "checking tensor")
@@ -190,7 +190,7 @@ def test_nothing_of_it_is_left_after_the_run(bench: Bench) -> None:
 
 
 def test_sums_over_rounds_say_so(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
-    bench.run(fedprllm__strategy="iterative")
+    bench.run(pruning__strategy="iterative")
     shown = capsys.readouterr().out
     assert re.search(r"node-00001: masks, \d+\.\d s of work  \[", shown)
     assert re.search(r"node-00001: masks, \d+\.\d s of work, \d+\.\d s in 2 rounds  \[", shown)

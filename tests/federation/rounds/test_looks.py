@@ -18,7 +18,7 @@ TRAINED = {
 }  # fmt: skip
 FEDSPINE = {
     "lora.targets": "all",
-    "fedspine.pruning-ratio": 0.25,
+    "pruning.ratio": 0.25,
     "evaluation.local-baseline": True,
 }
 

@@ -5,4 +5,4 @@ from typing import Any
 
 Change = Callable[[dict[str, Any]], None]
 METHOD = "pooled-pruning"
-SETTINGS: dict[str, Any] = {"pooled-pruning.sparsity": 0.5}
+SETTINGS: dict[str, Any] = {"pruning.sparsity": 0.5}

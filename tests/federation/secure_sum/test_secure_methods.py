@@ -72,10 +72,7 @@ def test_rounded_results_are_nearly_those_of_plain_sums(
     settings = {
         "slicegpt": {"slicegpt.multiple": 4, **MEAN},
         "sft-p": TUNED | SFT_P,
-        "fedsoda": TUNED
-        | SODA
-        | MEAN
-        | {"fedsoda.public-text": str(deep.public.parent / "align.txt")},
+        "fedsoda": TUNED | SODA | MEAN | {"public.text": str(deep.public.parent / "align.txt")},
         "fedspallm": SPA,
     }[name]
     bench = bench_of(tmp_path, deep if name == "fedsoda" else shared, name, settings)
@@ -115,7 +112,7 @@ def test_no_report_tells_the_weight_of_a_client(
 @pytest.mark.slow
 class TestVotes(SecureSumPromises):
     method = "fedprllm"
-    settings: ClassVar[dict[str, Any]] = {"fedprllm.sparsity": 0.5}
+    settings: ClassVar[dict[str, Any]] = {"pruning.sparsity": 0.5}
     last_round = 1
 
     def test_no_tensor_of_a_client_reaches_the_server(self, secure: Bench) -> None:

@@ -22,7 +22,7 @@ class TestSecureSum(SecureSumPromises):
     last_round = 1
 
     def test_iterative_rounds_give_the_same_masks(self, secure: Bench) -> None:
-        changes = {"pooled_pruning__strategy": "iterative", "pooled_pruning__weighting": "equal"}
+        changes = {"pruning__strategy": "iterative", "pooled_pruning__weighting": "equal"}
         secret = secure.run(**changes)
         plain = secure.run(**changes, federation__secure_sum=False)
         assert model_files(secret) == model_files(plain)

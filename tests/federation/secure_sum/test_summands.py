@@ -43,8 +43,8 @@ SFT_P = {
     "sft-p.embedding": 8,
     "sft-p.code": 4,
     "sft-p.learning-rate": 0.01,
-    "sft-p.keep-models": False,
-    "sft-p.pruning-ratio": 0.2,
+    "pruning.keep-models": False,
+    "pruning.ratio": 0.2,
 }
 SODA = {
     "lora.targets": "attn.q,attn.v,mlp.down",
@@ -53,7 +53,7 @@ SODA = {
     "fedsoda.groups": 1,
     "fedsoda.pre-align-steps": 1,
     "fedsoda.realign-every": 0,
-    "fedsoda.public-samples": 4,
+    "public.samples": 4,
     "part-bytes": 65536,
 }
 SPA = {"fedspallm.capabilities": "1", **MEAN}
@@ -100,14 +100,14 @@ def run_of(
 EXACT = {
     "fedprllm": {},
     "fedprllm iterative": {
-        "fedprllm.strategy": "iterative",
+        "pruning.strategy": "iterative",
         "fedprllm.weight-scaling": True,
-        "fedprllm.comparison-group": "column",
+        "fedprllm.vote-group": "column",
         "fedprllm.ties": "random",
     },
-    "flap": {"flap.pruning-ratio": 0.3, **MEAN},
+    "flap": {"pruning.ratio": 0.3, **MEAN},
     "llm-pruner": {
-        "llm-pruner.pruning-ratio": 0.3,
+        "pruning.ratio": 0.3,
         "llm-pruner.spare-first": 0,
         "llm-pruner.spare-last": 0,
         "llm-pruner.element": "signed",
@@ -178,7 +178,7 @@ def test_mean_of_adapters_is_off_by_less_than_stated(
     settings = dict(TUNING[name])
     home = deep if name == "fedsoda" else shared
     if name == "fedsoda":
-        settings["fedsoda.public-text"] = str(deep.public.parent / "align.txt")
+        settings["public.text"] = str(deep.public.parent / "align.txt")
     run = run_of(tmp_path, monkeypatch, home, name.split()[0], settings)
     assert len(run.rounds) == 2
     scale = value_scale(parse(run.bench.config()))

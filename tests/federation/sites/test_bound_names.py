@@ -31,7 +31,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr("espalier.flower.shared_nodes.GRIDS", ())
     list(make_keys(tmp_path / "keys", ["localhost"], SITES, 365))
     settings = {"site-keys": str(tmp_path / "keys" / "server" / "sites"), "quorum": 0.5}
-    return Bench(tmp_path, "fedprllm", {"fedprllm.strategy": "iterative"} | settings, num_clients=2)
+    return Bench(tmp_path, "fedprllm", {"pruning.strategy": "iterative"} | settings, num_clients=2)
 
 
 def key_of(bench: Bench, site: str) -> str:

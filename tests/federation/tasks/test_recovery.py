@@ -32,7 +32,7 @@ TUNED: dict[str, Any] = {
 def pruned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Run two pruning methods and return their run directories."""
     folder = tmp_path_factory.mktemp("pruned")
-    methods = {"fedprllm": {"fedprllm.sparsity": 0.5}, "flap": {"flap.pruning-ratio": 0.3}}
+    methods = {"fedprllm": {"pruning.sparsity": 0.5}, "flap": {"pruning.ratio": 0.3}}
     found = {}
     for method, settings in methods.items():
         (folder / method).mkdir()
@@ -68,7 +68,7 @@ def test_zeros_of_pruned_model_stay_on_request(
     tmp_path: Path, pruned: dict[str, Path], method: str, keep: bool
 ) -> None:
     """Only the merged model is written then, and it has the reported perplexity."""
-    more = {"hetlora.ranks": "1,2"} if method == "hetlora" else {}
+    more = {"lora.ranks": "1,2"} if method == "hetlora" else {}
     bench = Bench(
         tmp_path, method, TUNED | more | {"model": str(pruned["fedprllm"]), "lora.keep-zeros": keep}
     )
@@ -124,7 +124,7 @@ def test_a_smaller_model_is_pruned_again(tmp_path: Path, pruned: dict[str, Path]
     masked = Bench(tmp_path, "fedprllm", {"model": str(pruned["flap"])}).run()
     assert OpenedModel(masked / "model").structure == open_model(str(pruned["flap"])).structure
     assert summary(masked)["sparsity"]["achieved"] == pytest.approx(0.5, abs=0.02)
-    twice = Bench(tmp_path, "flap", {"model": str(pruned["flap"]), "flap.pruning-ratio": 0.2}).run()
+    twice = Bench(tmp_path, "flap", {"model": str(pruned["flap"]), "pruning.ratio": 0.2}).run()
     once = open_model(str(pruned["flap"]))
     assert OpenedModel(twice / "model").plan.num_parameters < once.plan.num_parameters
 

@@ -28,10 +28,10 @@ def test_scores_that_are_no_numbers_are_a_mistake(saved: dict[str, Path]) -> Non
     [
         (
             1,
-            {"selection": "kind", "pruning-ratio": 0.01},
+            {"selection": "kind", "ratio": 0.01},
             "; set selection to global$",
         ),
-        (1, {"selection": "global", "pruning-ratio": 0.99}, "one channel of each block; lower it$"),
+        (1, {"selection": "global", "ratio": 0.99}, "one channel of each block; lower it$"),
         (1, {"selection": "global", "channel-multiple": 64}, "; lower channel-multiple$"),
         (
             4,
@@ -89,7 +89,7 @@ def test_what_is_gone_stays_gone_and_counts(
     costs = list[int]()
     for share in (0.0, 0.1, 0.1, 0.25, 0.4):
         job = StructuredSettings.model_validate(
-            {"pruning-ratio": 0.5, "channel-multiple": multiple, "selection": selection}
+            {"ratio": 0.5, "channel-multiple": multiple, "selection": selection}
         )
         scores = torch.rand(len(groups.costs), generator=generator)
         found = lowest(groups, scores, job, share, gone)
@@ -116,7 +116,7 @@ def test_multiple_of_channels_keeps_the_best(saved: dict[str, Path], share: floa
     groups = Groups.of(OpenedModel(saved["llama"]).plan)
     scores = torch.rand(len(groups.costs), generator=torch.Generator().manual_seed(1))
     freely = lowest(groups, scores, StructuredSettings(pruning_ratio=share), share)
-    job = StructuredSettings.model_validate({"pruning-ratio": share, "channel-multiple": 16})
+    job = StructuredSettings.model_validate({"ratio": share, "channel-multiple": 16})
     found = lowest(groups, scores, job, share)
     for index in groups.blocks:
         channels = groups.at(index, "channels")

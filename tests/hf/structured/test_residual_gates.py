@@ -196,7 +196,7 @@ def test_share_of_model_keeps_rest_whole(model: OpenedModel) -> None:
     gates = ResidualGates(model.plan)
     everything = model.plan.num_parameters
     assert gates.target(0.25, "model") == int(0.75 * everything) - (everything - gates.total)
-    with pytest.raises(EspalierError, match=r"pruning-ratio = 0.9 \(pruning-ratio-of = 'model'\)"):
+    with pytest.raises(EspalierError, match=r"pruning.ratio = 0.9 \(sft-p.ratio-of = 'model'\)"):
         gates.target(0.9, "model")
 
 

@@ -307,14 +307,14 @@ def test_preset_settings_and_code_are_passed_on(
 
     monkeypatch.setattr("espalier.cli.app_commands.run_in_app", run_in_app)
     assert (
-        main(["check-node", 'site="a"', "fedspallm", "fedspallm.sparsity=0.7", "--app", str(APP)])
+        main(["check-node", 'site="a"', "fedspallm", "pruning.sparsity=0.7", "--app", str(APP)])
         == 2
     )
     ((app, module, document),) = asked
     assert (app, module, document["node"]) == (APP, "client_app.node.check_node", {"site": "a"})
-    assert document["run"]["fedspallm.sparsity"] == 0.7
+    assert document["run"]["pruning.sparsity"] == 0.7
     assert (
-        main(["check-node", 'site="a"', "fedspallm", "fedprllm.sparsity=0.7", "--app", str(APP)])
+        main(["check-node", 'site="a"', "fedspallm", "pruning.sparsity=0.7", "--app", str(APP)])
         == 2
     )
     # The settings of the run are wrong, so no node is asked.

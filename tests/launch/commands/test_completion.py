@@ -16,8 +16,8 @@ APP = str(Path(__file__).parents[3])
 @pytest.mark.parametrize(
     ("prefix", "expected"),
     [
-        ("fedprllm.sparsity=", []),
-        ("fedprllm.strategy=", ["fedprllm.strategy=one-shot", "fedprllm.strategy=iterative"]),
+        ("pruning.sparsity=", []),
+        ("pruning.strategy=", ["pruning.strategy=one-shot", "pruning.strategy=iterative"]),
         ("lora.merge=", ["lora.merge=true", "lora.merge=false"]),
         ("no-such-key=", []),
     ],
@@ -28,7 +28,7 @@ def test_listable_values_of_key_are_offered(prefix: str, expected: list[str]) ->
 
 def test_presets_and_keys_are_offered() -> None:
     words = complete_words("", Namespace(app=APP))
-    assert {"fedprllm", "two-sites", "num-clients=", "fedprllm.sparsity="} <= set(words)
+    assert {"fedprllm", "two-sites", "num-clients=", "pruning.sparsity="} <= set(words)
 
 
 def test_without_an_app_keys_are_offered(tmp_path: Path) -> None:

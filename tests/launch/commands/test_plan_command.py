@@ -39,7 +39,7 @@ def test_the_words_are_those_of_a_run(asked: list[tuple[str, dict[str, Any]]]) -
         (["--megabits", "nan"], "--megabits nan: must be from"),
         (["--teraflops", "inf"], "--teraflops inf: must be from"),
         (["--teraflops", "2", "--measure"], "give the speed or measure it, not both"),
-        (["fedprllm.sparsity=2"], "fedprllm.sparsity"),
+        (["pruning.sparsity=2"], "pruning.sparsity"),
         (["no-such-preset"], "no-such-preset"),
     ],
 )

@@ -159,7 +159,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     return found
 
 
-WORDS = ["flap", "num-clients=2", "flap.pruning-ratio=0.1,0.2,0.3"]
+WORDS = ["flap", "num-clients=2", "pruning.ratio=0.1,0.2,0.3"]
 
 
 def sweep(out: Path, *words: str) -> int:
@@ -168,12 +168,12 @@ def sweep(out: Path, *words: str) -> int:
 
 def test_all_cells_are_run_and_compared(tmp_path: Path, runs: Runs) -> None:
     assert sweep(tmp_path / "out") == 0
-    names = [f"flap.pruning-ratio={ratio}" for ratio in (0.1, 0.2, 0.3)]
+    names = [f"pruning.ratio={ratio}" for ratio in (0.1, 0.2, 0.3)]
     assert runs.cells == names
     (check, checked), (comparison, compared) = runs.in_app
     assert (check, comparison) == ("server_app.preflight", "espalier.results.comparison.command")
     assert list(checked["cells"]) == names
-    assert checked["cells"][names[1]]["flap.pruning-ratio"] == 0.2
+    assert checked["cells"][names[1]]["pruning.ratio"] == 0.2
     assert compared["labels"] == names
     assert compared["runs"] == [str(tmp_path / "out" / name / "run") for name in names]
     assert compared["out"] == [
@@ -185,7 +185,7 @@ def test_finished_cells_are_not_run_again_and_others_are_resumed(
     tmp_path: Path, runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A failed cell does not end the sweep; an interrupt does."""
-    first, second, third = (f"flap.pruning-ratio={ratio}" for ratio in (0.1, 0.2, 0.3))
+    first, second, third = (f"pruning.ratio={ratio}" for ratio in (0.1, 0.2, 0.3))
     runs.codes = {first: InputError("no"), third: 130}
     assert sweep(tmp_path) == 130
     assert runs.cells == [first, second, third]
@@ -211,7 +211,7 @@ def test_finished_cells_are_not_run_again_and_others_are_resumed(
 
 
 def test_an_unexpected_error_ends_only_its_cell(tmp_path: Path, runs: Runs) -> None:
-    runs.codes = {"flap.pruning-ratio=0.1": RuntimeError("odd")}
+    runs.codes = {"pruning.ratio=0.1": RuntimeError("odd")}
     assert sweep(tmp_path) == 1
     assert len(runs.cells) == 3
 
@@ -219,9 +219,9 @@ def test_an_unexpected_error_ends_only_its_cell(tmp_path: Path, runs: Runs) -> N
 def test_no_cell_starts_if_one_is_wrong(
     tmp_path: Path, runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert sweep(tmp_path / "out", "flap", "flap.pruning-ratio=0.1,7", "num-clients=0,1") == 2
+    assert sweep(tmp_path / "out", "flap", "pruning.ratio=0.1,7", "num-clients=0,1") == 2
     said = capsys.readouterr().err
-    assert "cells flap.pruning-ratio=7_num-clients=1" in said.replace("cell ", "cells ")
+    assert "cells pruning.ratio=7_num-clients=1" in said.replace("cell ", "cells ")
     assert said.count("num-clients = 0") == 2
     assert (runs.started, runs.in_app) == ([], [])
     assert not (tmp_path / "out").exists()
@@ -234,9 +234,7 @@ def test_check_starts_nothing(
     tmp_path: Path, runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["sweep", *WORDS, "--out", str(tmp_path / "out"), "--check"]) == 0
-    assert "flap.pruning-ratio=0.2: flap num-clients=2 flap.pruning-ratio=0.2" in (
-        capsys.readouterr().out
-    )
+    assert "pruning.ratio=0.2: flap num-clients=2 pruning.ratio=0.2" in (capsys.readouterr().out)
     assert (runs.started, (tmp_path / "out").exists()) == ([], False)
 
 
@@ -245,11 +243,11 @@ def test_a_directory_belongs_to_one_sweep(
 ) -> None:
     """Further cells may be added, with the same other settings."""
     assert sweep(tmp_path) == 0
-    assert sweep(tmp_path, "flap", "num-clients=3", "flap.pruning-ratio=0.1,0.2") == 2
+    assert sweep(tmp_path, "flap", "num-clients=3", "pruning.ratio=0.1,0.2") == 2
     assert "num-clients was 2, is 3" in capsys.readouterr().err
     runs.started.clear()
-    assert sweep(tmp_path, "flap", "num-clients=2", "flap.pruning-ratio=0.3,0.4") == 0
-    assert runs.cells == ["flap.pruning-ratio=0.4"]
+    assert sweep(tmp_path, "flap", "num-clients=2", "pruning.ratio=0.3,0.4") == 0
+    assert runs.cells == ["pruning.ratio=0.4"]
     assert len(json.loads((tmp_path / "sweep.json").read_text())["cells"]) == 4
     (tmp_path / "sweep.json").write_text("[]")
     assert sweep(tmp_path) == 2

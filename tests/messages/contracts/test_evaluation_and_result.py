@@ -202,7 +202,7 @@ def test_only_decided_blocks_may_be_delivered() -> None:
 
     Parts hold whole blocks.
     """
-    iterative = parse({"fedprllm.strategy": "iterative"})
+    iterative = parse({"pruning.strategy": "iterative"})
     first = {
         "block-0000": blob({"attn.q.prune_mask": words(0, 1), "mlp.up.prune_mask": words(0, 2)})
     }
@@ -243,7 +243,7 @@ def test_decided_parts_are_cut_from_those_blocks() -> None:
 def test_order_after_scaling_brings_its_votes() -> None:
     settings = parse(
         {
-            "fedprllm.strategy": "iterative",
+            "pruning.strategy": "iterative",
             "fedprllm.weight-scaling": True,
             "fedprllm.continue-behind": "scaled",
             "num-clients": 4,

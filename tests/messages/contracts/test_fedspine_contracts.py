@@ -41,8 +41,8 @@ def settings_of(part_bytes: int = 1 << 20) -> RunSettings:
         "lora.rank": 2,
         "lora.alpha": 4.0,
         "lora.targets": "all",
-        "fedspine.pruning-ratio": 0.25,
-        "fedspine.selection": "global",
+        "pruning.ratio": 0.25,
+        "pruning.selection": "global",
     }
     made = parse({"method": "fedspine", "federation.rounds": 3, **flat})
     return made.model_copy(update={"part_bytes": part_bytes})

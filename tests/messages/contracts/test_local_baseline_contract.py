@@ -21,7 +21,7 @@ PLAN = ModelPlan(
     tuple(BlockPlan(index, (LinearPlan("attn.q", f"{index}", (64, 64)),)) for index in range(4)), 4
 )
 TUNING = {"method": "fedpetuning", "federation.rounds": 3, "lora.rank": 8}
-ITERATIVE = {"method": "fedprllm", "fedprllm.strategy": "iterative"}
+ITERATIVE = {"method": "fedprllm", "pruning.strategy": "iterative"}
 
 
 def request(given: dict[str, Any], server_round: int, **fields: Any) -> MessageBody:

@@ -18,7 +18,7 @@ class LlmStreamlineRuns(Federations):
 
     method = "llm-streamline"
     settings: ClassVar[dict[str, Any]] = {
-        "llm-streamline.pruning-ratio": 0.25,
+        "pruning.ratio": 0.25,
         "llm-streamline.steps": STEPS,
         "llm-streamline.batch-size": 2,
         "llm-streamline.learning-rate": RATE,

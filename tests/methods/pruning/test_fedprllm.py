@@ -24,7 +24,7 @@ from tests.tiny_model import save_tiny_llama
 
 class TestFedPrLLM(PruningPromises):
     method = "fedprllm"
-    settings: ClassVar[dict[str, Any]] = {"fedprllm.sparsity": 0.5}
+    settings: ClassVar[dict[str, Any]] = {"pruning.sparsity": 0.5}
     last_round = 1
 
     def expected_sparsity(self, model: OpenedModel) -> float:
@@ -58,14 +58,14 @@ class TestFedPrLLM(PruningPromises):
                     } == expected
 
     def test_row_comparison_prunes_every_row_alike(self, bench: Bench) -> None:
-        folder = bench.run(fedprllm__comparison_group="row", fedprllm__sparsity=0.3)
+        folder = bench.run(fedprllm__vote_group="row", pruning__sparsity=0.3)
         with safe_open(folder / "model" / "model.safetensors", "pt") as model:
             for linear in OpenedModel(bench.model).plan.blocks[1].linears:
                 zeros = (model.get_tensor(linear.parameter) == 0).sum(dim=1)
                 assert set(zeros.tolist()) == {int(linear.shape[1] * 0.3)}
 
     def test_magnitude_makes_all_baselines_equal(self, evaluated: Bench) -> None:
-        values = summary(evaluated.run(fedprllm__local_metric="magnitude"))["metrics"][0]["values"]
+        values = summary(evaluated.run(pruning__metric="magnitude"))["metrics"][0]["values"]
         assert values["centralized"] == pytest.approx(values["federated"], rel=1e-12)
         # Clients round their losses.
         assert values["local_baseline"] == pytest.approx(values["federated"], rel=6e-4)
@@ -220,7 +220,7 @@ class TestFedPrLLM(PruningPromises):
             bench.run(resume_from=str(folder))
         (folder / "summary.json").unlink()
         with pytest.raises(EspalierError, match=r"fedprllm\.sparsity was 0\.5, is 0\.6"):
-            bench.run(resume_from=str(folder), fedprllm__sparsity=0.6)
+            bench.run(resume_from=str(folder), pruning__sparsity=0.6)
         with pytest.raises(EspalierError, match="is not a run directory"):
             bench.run(resume_from=str(bench.folder))
 
@@ -257,11 +257,11 @@ class TestVariants:
         Pooling the clients' data changes nothing either.
         """
         common = {
-            "fedprllm__local_comparison_group": "column",
-            "fedprllm__comparison_group": "column",
+            "pruning__comparison_group": "column",
+            "fedprllm__vote_group": "column",
         }
         wanda = bench.run(**common, evaluation__local_baseline=True, evaluation__centralized="auto")
-        magnitude = bench.run(**common, fedprllm__local_metric="magnitude")
+        magnitude = bench.run(**common, pruning__metric="magnitude")
         values = summary(wanda)["metrics"][0]["values"]
         assert (
             values["centralized"]
@@ -273,7 +273,7 @@ class TestVariants:
         ).read_bytes()
 
     def test_pattern_keeps_n_of_every_m(self, bench: Bench) -> None:
-        folder = bench.run(fedprllm__pattern="1:4", fedprllm__local_metric="ria")
+        folder = bench.run(pruning__pattern="1:4", pruning__metric="ria")
         with safe_open(folder / "model" / "model.safetensors", "pt") as model:
             for linear in OpenedModel(bench.model).plan.blocks[0].linears:
                 zeros = (model.get_tensor(linear.parameter) == 0).reshape(-1, 4).sum(dim=1)
@@ -281,11 +281,11 @@ class TestVariants:
         assert summary(folder)["sparsity"]["achieved"] == 0.75
 
     def test_incompatible_pattern_is_refused_early(self, bench: Bench) -> None:
-        grid = bench.grid(fedprllm__pattern="3:5")
+        grid = bench.grid(pruning__pattern="3:5")
         with pytest.raises(
-            EspalierError, match=r"fedprllm.pattern = '3:5': model.layers.0.self_attn.q_proj.weight"
+            EspalierError, match=r"pruning.pattern = '3:5': model.layers.0.self_attn.q_proj.weight"
         ):
-            bench.run(grid, fedprllm__pattern="3:5")
+            bench.run(grid, pruning__pattern="3:5")
         assert not grid.received
 
     def test_settings_of_other_methods_are_refused(self, bench: Bench) -> None:
@@ -294,14 +294,14 @@ class TestVariants:
         There the user must have given every value that differs from its default.
         """
         with pytest.raises(
-            EspalierError, match=r"fedspallm.sparsity = 0.7: method = 'fedprllm' does not read it"
+            EspalierError, match=r"pruning.sparsity = 0.7: method = 'fedprllm' does not read it"
         ):
-            bench.run(fedspallm__sparsity=0.7)
+            bench.run(pruning__sparsity=0.7)
         assert not (bench.folder / "runs").exists()
 
     def test_weight_scaling_uses_share_of_keepers(self, bench: Bench) -> None:
-        grid = bench.grid(fedprllm__weight_scaling=True, fedprllm__comparison_group="column")
-        folder = bench.run(grid, fedprllm__weight_scaling=True, fedprllm__comparison_group="column")
+        grid = bench.grid(fedprllm__weight_scaling=True, fedprllm__vote_group="column")
+        folder = bench.run(grid, fedprllm__weight_scaling=True, fedprllm__vote_group="column")
         votes = votes_of(grid.received)
         opened = OpenedModel(bench.model)
         survivors = 0

@@ -28,8 +28,8 @@ from tests.tiny_model import save_tiny_llama
 class TestIterativeFedPrLLM(PruningPromises):
     method = "fedprllm"
     settings: ClassVar[dict[str, Any]] = {
-        "fedprllm.sparsity": 0.5,
-        "fedprllm.strategy": "iterative",
+        "pruning.sparsity": 0.5,
+        "pruning.strategy": "iterative",
     }
     last_round = 1
 
@@ -110,7 +110,7 @@ class TestIterativeFedPrLLM(PruningPromises):
         changes = {
             "fedprllm__weight_scaling": True,
             "fedprllm__continue_behind": "scaled",
-            "fedprllm__comparison_group": "column",
+            "fedprllm__vote_group": "column",
         }
         grid = evaluated.grid(**changes)
         requests = list[Any]()
@@ -137,9 +137,9 @@ class TestIterativeFedPrLLM(PruningPromises):
 
         Both strategies therefore run the same pruned blocks.
         """
-        common = {"num_clients": 1, "fedprllm__comparison_group": "row"}
+        common = {"num_clients": 1, "fedprllm__vote_group": "row"}
         iterative = bench.run(**common)
-        one_shot = bench.run(**common, fedprllm__strategy="one-shot")
+        one_shot = bench.run(**common, pruning__strategy="one-shot")
         assert model_files(iterative) == model_files(one_shot)
         assert summary(iterative)["rounds"] == 2
         assert summary(one_shot)["rounds"] == 1

@@ -119,7 +119,7 @@ class TestFlap(Promises):
     """Federations with one round in which all groups compete."""
 
     method = "flap"
-    settings: ClassVar[dict[str, Any]] = {"flap.pruning-ratio": SHARE}
+    settings: ClassVar[dict[str, Any]] = {"pruning.ratio": SHARE}
     last_round = 1
     cuts_samples = "calibration_samples"
 
@@ -208,8 +208,8 @@ class TestFlap(Promises):
     @pytest.mark.parametrize(
         ("changes", "alike"),
         [
-            ({"flap__selection": "kind"}, True),
-            ({"flap__selection": "block"}, False),
+            ({"pruning__selection": "kind"}, True),
+            ({"pruning__selection": "block"}, False),
         ],
     )
     def test_other_choices(self, bench: Bench, changes: dict[str, Any], alike: bool) -> None:
@@ -219,13 +219,13 @@ class TestFlap(Promises):
     @pytest.mark.parametrize(
         ("changes", "form"),
         [
-            ({"flap__selection": "kind", "flap__bias_compensation": False}, "plain"),
-            ({"flap__selection": "kind"}, "plain"),
-            ({"flap__form": "zero-filled"}, "zero-filled"),
+            ({"pruning__selection": "kind", "flap__bias_compensation": False}, "plain"),
+            ({"pruning__selection": "kind"}, "plain"),
+            ({"pruning__form": "zero-filled"}, "zero-filled"),
             (
                 {
-                    "flap__form": "compact",
-                    "flap__selection": "kind",
+                    "pruning__form": "compact",
+                    "pruning__selection": "kind",
                     "flap__bias_compensation": False,
                 },
                 "compact",
@@ -243,19 +243,19 @@ class TestFlap(Promises):
         ("changes", "words"),
         [
             (
-                {"flap__pruning_ratio": 0.99},
+                {"pruning__ratio": 0.99},
                 (
-                    r"flap.pruning-ratio = 0.99: 99.0% of what can be removed would"
+                    r"pruning.ratio = 0.99: 99.0% of what can be removed would"
                     r" be removed"
                 ),
             ),
             (
-                {"flap__form": "plain"},
-                "flap.form = 'plain': .*with selection = 'kind' all blocks stay alike",
+                {"pruning__form": "plain"},
+                "pruning.form = 'plain': .*with selection = 'kind' all blocks stay alike",
             ),
             (
-                {"flap__form": "plain", "flap__selection": "block"},
-                "flap.form = 'plain': .*with selection = 'kind'",
+                {"pruning__form": "plain", "pruning__selection": "block"},
+                "pruning.form = 'plain': .*with selection = 'kind'",
             ),
         ],
     )

@@ -257,7 +257,7 @@ class TestLlmStreamline(LlmStreamlineRuns, Promises):
         changes |= {
             "evaluation__local_baseline": True,
             "evaluation__centralized": "auto",
-            "llm_streamline__form": "zero-filled",
+            "pruning__form": "zero-filled",
         }
         unread = {
             f"llm_streamline__{key}": None for key in ("steps", "batch_samples", "learning_rate")

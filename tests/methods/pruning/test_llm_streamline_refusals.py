@@ -20,10 +20,10 @@ class TestLlmStreamline(LlmStreamlineRuns):
         ("changes", "words"),
         [
             (
-                {"pruning-ratio": 0.9},
-                r"llm-streamline.pruning-ratio = 0.9: of 4 blocks none would stay",
+                {"ratio": 0.9},
+                r"pruning.ratio = 0.9: of 4 blocks none would stay",
             ),
-            ({"pruning-ratio": 0.75 + 1e-3}, "none would stay"),
+            ({"ratio": 0.75 + 1e-3}, "none would stay"),
             (
                 {"replacement": "none"},
                 (

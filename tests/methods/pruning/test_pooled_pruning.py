@@ -28,10 +28,10 @@ from tests.methods.promises.promises import PruningPromises
 from tests.tiny_model import save_tiny_llama
 
 GROUPS: dict[str, dict[str, Any]] = {
-    "row": {"pooled-pruning.comparison-group": "row"},
-    "layer": {"pooled-pruning.comparison-group": "layer"},
-    "column": {"pooled-pruning.comparison-group": "column"},
-    "2:4": {"pooled-pruning.pattern": "2:4"},
+    "row": {"pruning.comparison-group": "row"},
+    "layer": {"pruning.comparison-group": "layer"},
+    "column": {"pruning.comparison-group": "column"},
+    "2:4": {"pruning.pattern": "2:4"},
 }
 
 
@@ -81,7 +81,7 @@ def require_centralized_equals_federated(bench: Bench) -> None:
 
 class TestPooledPruning(PruningPromises):
     method = "pooled-pruning"
-    settings: ClassVar[dict[str, Any]] = {"pooled-pruning.sparsity": 0.5}
+    settings: ClassVar[dict[str, Any]] = {"pruning.sparsity": 0.5}
     last_round = 1
 
     def expected_sparsity(self, model: OpenedModel) -> float:
@@ -96,7 +96,7 @@ class TestPooledPruning(PruningPromises):
     ) -> None:
         """No bit differs from masks by float64 sums of plain transformers' hooks."""
         changes = GROUPS[group] | {
-            "pooled-pruning.metric": metric,
+            "pruning.metric": metric,
             "pooled-pruning.weighting": weighting,
         }
         bench.settings = bench.settings | changes
@@ -176,7 +176,7 @@ class TestPooledPruning(PruningPromises):
         def silent_in_round_2(request: Message, reply: Message) -> Message | None:
             return None if read(request.content).header.server_round == 2 else reply
 
-        chosen = {"pooled-pruning.strategy": "iterative"}
+        chosen = {"pruning.strategy": "iterative"}
         grid = bench.grid(**chosen)
         grid.tamper[1] = silent_in_round_2
         folder = bench.run(grid, **chosen, quorum=0.5)
@@ -231,8 +231,8 @@ class TestPooledPruning(PruningPromises):
 class TestIterativePooledPruning(PruningPromises):
     method = "pooled-pruning"
     settings: ClassVar[dict[str, Any]] = {
-        "pooled-pruning.sparsity": 0.5,
-        "pooled-pruning.strategy": "iterative",
+        "pruning.sparsity": 0.5,
+        "pruning.strategy": "iterative",
     }
     last_round = 1
 
@@ -244,7 +244,7 @@ class TestIterativePooledPruning(PruningPromises):
     @pytest.mark.parametrize("group", list(GROUPS))
     def test_masks_equal_sequential_pruning(self, bench: Bench, metric: str, group: str) -> None:
         """No bit differs from plain pruning, block by block, of the pooled samples."""
-        bench.settings = bench.settings | GROUPS[group] | {"pooled-pruning.metric": metric}
+        bench.settings = bench.settings | GROUPS[group] | {"pruning.metric": metric}
         found = masks_of(bench.run(), bench)
         expected = plain_masks(
             bench.model, samples_of(bench), metric, group, 0.5, "tokens", sequential=True

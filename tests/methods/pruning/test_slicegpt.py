@@ -39,7 +39,7 @@ PLACES = [f"block-{index:04d}-{part}" for index in range(2) for part in ("attn",
 UPPER = np.triu_indices(WIDTH)
 PUBLIC = {
     "slicegpt.covariances": "public",
-    "slicegpt.public-samples": 10_000,
+    "public.samples": 10_000,
 }
 
 
@@ -220,7 +220,7 @@ class TestSliceGpt(Promises):
     def test_with_public_text_clients_send_nothing(self, bench: Bench, tmp_path: Path) -> None:
         text = tmp_path / "slice.txt"
         text.write_text(bench.public.read_text()[::-1])
-        bench.settings = bench.settings | PUBLIC | {"slicegpt.public-text": str(text)}
+        bench.settings = bench.settings | PUBLIC | {"public.text": str(text)}
         grid = bench.grid(evaluation__local_baseline=True, evaluation__own_text=True)
         folder = bench.run(grid, evaluation__local_baseline=True, evaluation__own_text=True)
         replies = [read(reply.content) for client, reply in grid.received if client == 0]
@@ -245,10 +245,10 @@ class TestSliceGpt(Promises):
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
-            ({"slicegpt__public_text": "/nowhere.txt"}, r"/nowhere.txt(?s:.*)slicegpt.public-text"),
+            ({"public__text": "/nowhere.txt"}, r"/nowhere.txt(?s:.*)public.text"),
             (
-                {"slicegpt__public_text": "{public}"},
-                r"slicegpt.public-text = .*evaluation.texts names the same text",
+                {"public__text": "{public}"},
+                r"public.text = .*evaluation.texts names the same text",
             ),
         ],
     )
@@ -389,8 +389,8 @@ def test_public_text_settings_are_read_again() -> None:
         ),
     ):
         parse(
-            {"method": "slicegpt", "slicegpt.public-samples": 3},
-            by_hand=["slicegpt.public-samples"],
+            {"method": "slicegpt", "public.samples": 3},
+            by_hand=["public.samples"],
         )
 
 

@@ -41,7 +41,7 @@ class HetLoRARuns(Federations):
     method = "hetlora"
     settings: ClassVar[dict[str, Any]] = {
         "federation.rounds": 2,
-        "hetlora.ranks": "2,4,8",
+        "lora.ranks": "2,4,8",
         "hetlora.gamma": 0.5,
         "training.steps": 2,
         "training.batch-size": 2,

@@ -17,7 +17,7 @@ from tests.methods.tuning.test_fedex import SIDES, update
 
 SETTINGS: dict[str, Any] = {
     "federation.rounds": 2,
-    "flora.ranks": "1,2,4",
+    "lora.ranks": "1,2,4",
     "training.steps": 2,
     "training.batch-size": 2,
     "training.learning-rate": 0.01,

@@ -90,12 +90,12 @@ class TestHetLoRA(HetLoRARuns, Promises):
             )
 
     def test_capability_decides_without_set_ranks(self, bench: Bench) -> None:
-        grid = bench.grid(hetlora__ranks="")
+        grid = bench.grid(lora__ranks="")
         requests = list[Message]()
         grid.before_push = requests.append
         for context, capability in zip(grid.contexts.values(), (4.0, 2.0, 0.1, 3.0), strict=True):
             context.node_config["capability"] = capability
-        document = summary(bench.run(grid, hetlora__ranks=""))
+        document = summary(bench.run(grid, lora__ranks=""))
         assert limits(requests, 1) == {0: 8, 1: 4, 2: 1, 3: 6}
         assert {client["status"] for client in document["clients"]} == {"completed"}
 
@@ -111,7 +111,7 @@ class TestHetLoRA(HetLoRARuns, Promises):
 
         monkeypatch.setattr(client_app.methods.tuning.fedpetuning, "_train_local_baseline", noted)
         drawn = {"federation__rounds": 1, "federation__sampled_clients": 0.25}
-        changes = {"hetlora__ranks": "", **drawn, "evaluation__local_baseline": True}
+        changes = {"lora__ranks": "", **drawn, "evaluation__local_baseline": True}
         grid = bench.grid(**changes)
         for context, capability in zip(grid.contexts.values(), (4.0, 2.0, 0.1, 3.0), strict=True):
             context.node_config["capability"] = capability
@@ -119,12 +119,12 @@ class TestHetLoRA(HetLoRARuns, Promises):
         assert ranks == {0: 8, 1: 4, 2: 1, 3: 6}
 
     def test_mixed_capability_sources_are_refused(self, bench: Bench) -> None:
-        grid = bench.grid(hetlora__ranks="")
+        grid = bench.grid(lora__ranks="")
         next(iter(grid.contexts.values())).node_config["capability"] = 0.0
         with pytest.raises(
-            EspalierError, match=r"node-00000 measured its own, .* or set hetlora.ranks"
+            EspalierError, match=r"node-00000 measured its own, .* or set lora.ranks"
         ):
-            bench.run(grid, hetlora__ranks="")
+            bench.run(grid, lora__ranks="")
 
     # ----- the average ----------------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class TestHetLoRA(HetLoRARuns, Promises):
             (bench.folder / f"text-{client}.txt").write_text(private_text(0))
         # All clients go through their text in the same order.
         monkeypatch.setattr("client_app.methods.tuning.fedpetuning.derive_seed", lambda *_, **__: 5)
-        grid, folder = self._last(bench, hetlora__ranks="8")
+        grid, folder = self._last(bench, lora__ranks="8")
         sent = sent_adapters(grid, 1)
         for matrix in PATHS:
             for found, expected in zip(
@@ -197,7 +197,7 @@ class TestHetLoRA(HetLoRARuns, Promises):
         for aggregation in ("zero-pad", "svd"):
             grid, folder = self._last(
                 bench,
-                hetlora__ranks="2,8",
+                lora__ranks="2,8",
                 num_clients=2,
                 hetlora__aggregation=aggregation,
                 federation__max_weight_ratio=1e6,

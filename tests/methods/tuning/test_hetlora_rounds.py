@@ -125,7 +125,7 @@ class TestHetLoRA(HetLoRARuns):
         assert summary(resumed) == summary(uninterrupted)
 
     def test_measured_run_goes_on_without_lost_site(self, bench: Bench) -> None:
-        changes = {"hetlora__ranks": "", "num_clients": 2}
+        changes = {"lora__ranks": "", "num_clients": 2}
         grid = bench.grid(**changes)
         for context in grid.contexts.values():
             context.node_config["capability"] = 0.0

@@ -10,7 +10,7 @@ from tests.methods.tuning.adapters_sent import PATHS, factors, norm_weights, sen
 
 SETTINGS: dict[str, Any] = {
     "federation.rounds": 1,
-    "hetlora.ranks": "2,4,8",
+    "lora.ranks": "2,4,8",
     "hetlora.gamma": 1.0,
     "hetlora.rank-weights": "holders",
     "training.steps": 2,

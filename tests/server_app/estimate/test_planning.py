@@ -144,7 +144,7 @@ def test_every_method_is_planned(
     flat = {
         **default_values(), "method": method, "model": str(tiny), "data.sequence-length": 16, "evaluation.sequence-length": 16,
         "fedsoda.group-layers": 1, "fedsoda.groups": 1, "fedsoda.adapter-layers": 1,
-        "fedsoda.public-text": str(tmp_path / "text.txt"), "lora.targets": "attn.q,attn.o,mlp.up,mlp.down",
+        "public.text": str(tmp_path / "text.txt"), "lora.targets": "attn.q,attn.o,mlp.up,mlp.down",
     }  # fmt: skip
     assert main({"run": flat, "teraflops": 1.0, "megabits": 50.0}) == 0
     printed = capsys.readouterr().out
@@ -188,7 +188,7 @@ def test_method_checks_config_without_tokenizer(
     tiny: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     shutil.copy(tiny / "config.json", tmp_path)
-    settings = {"method": "fedspine", "lora.targets": "attn.q", "fedspine.selection": "global"}
+    settings = {"method": "fedspine", "lora.targets": "attn.q", "pruning.selection": "global"}
     settings |= {"data.sequence-length": 16, "evaluation.sequence-length": 16}
     assert main({"run": settings | {"model": str(tmp_path)}}) == 2
     assert "fedspine measures channels by adapters that lie on them" in capsys.readouterr().err

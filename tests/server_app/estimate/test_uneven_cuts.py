@@ -79,8 +79,8 @@ def test_no_cut_of_a_device_is_beyond_the_bounds(
 ) -> None:
     """Scores may be arbitrary or favour whole kinds and blocks, in any number of steps."""
     run = settings(
-        federation__wire_dtype=wire_dtype, fedspine__selection=selection, fedspine__channel_multiple=multiple,
-        lora__targets=targets, fedspine__pruning_ratio=0.6,
+        federation__wire_dtype=wire_dtype, pruning__selection=selection, pruning__channel_multiple=multiple,
+        lora__targets=targets, pruning__ratio=0.6,
     )  # fmt: skip
     job = run.of(FedSpineSettings)
     generator = np.random.default_rng(multiple)
@@ -107,7 +107,7 @@ def test_bounds_by_hand() -> None:
     (1728 parameters, 18 of the adapters) and 231 / 48 channels (4). The most go with channels only,
     up to one group more: (1959 + 192) / 48, which is 45.
     """
-    run = settings(lora__targets="attn.v,mlp.down", fedspine__selection="global")
+    run = settings(lora__targets="attn.v,mlp.down", pruning__selection="global")
     whole = numbers_of(run, PLAN, GROUPS.none)
     # The adapters are so large that the bytes of their shapes do not count.
     found = cuts(run, 0.1, rank=10**9)
@@ -127,7 +127,7 @@ def test_bounds_of_a_7b_model_are_near_each_other(tmp_path: Path, selection: str
         **sizes, vocab_size=32000, dtype="bfloat16", architectures=["LlamaForCausalLM"]
     )
     config.save_pretrained(tmp_path)
-    run = settings(lora__targets="all", lora__rank=8, fedspine__selection=selection)
+    run = settings(lora__targets="all", lora__rank=8, pruning__selection=selection)
     with described(tmp_path) as folder:
         plan = OpenedModel(folder).plan
     least, most = (numbers_of(run, plan, cut) for cut in cuts(run, 0.5, plan))
@@ -136,7 +136,7 @@ def test_bounds_of_a_7b_model_are_near_each_other(tmp_path: Path, selection: str
 
 def test_message_overhead_widens_bounds() -> None:
     """600 bytes more or less around the parts of a run are 50 parameters of rank 3 in float32."""
-    run = settings(lora__targets="attn.v,mlp.down", fedspine__selection="global")
+    run = settings(lora__targets="attn.v,mlp.down", pruning__selection="global")
     narrow = [numbers_of(run, PLAN, cut) for cut in cuts(run, 0.45)]
     wide = [numbers_of(run, PLAN, cut) for cut in cuts(run, 0.45, around_parts=600)]
     assert narrow[0] - wide[0] >= 3 * 50 <= wide[1] - narrow[1]

@@ -35,7 +35,7 @@ def front_matter(card: str) -> dict[str, Any]:
 
 def test_a_pruned_model_s_card(model: OpenedModel) -> None:
     card = pruned_card(
-        parse({"method": "fedprllm", "fedprllm.sparsity": 0.6, "num-clients": 3, "seed": 5}),
+        parse({"method": "fedprllm", "pruning.sparsity": 0.6, "num-clients": 3, "seed": 5}),
         model,
         0.599951,
     )
@@ -64,7 +64,7 @@ def test_a_pruned_model_s_card(model: OpenedModel) -> None:
 
 
 def test_cards_of_adapters_and_of_a_merged_model(model: OpenedModel) -> None:
-    settings = parse({"method": "hetlora", "hetlora.ranks": "2,8"})
+    settings = parse({"method": "hetlora", "lora.ranks": "2,8"})
     card = adapter_card(settings, model, REPORT)
     merged = merged_card(settings, model, REPORT)
     assert front_matter(card)["library_name"] == "peft"

@@ -92,7 +92,7 @@ def test_larger_result_than_base_is_warned_of(
     found = of_sizes(model, dense=Size(4000, 16_000), federated=Size(4068, 16_272, "model"))
     assert found.warnings == [
         "the result is larger than its base: 4,068 parameters, where the base has 4,000"
-        " (101.7%), 16.3 kB on disk, where the base has 16 kB (101.7%); raise flap.pruning-ratio to make it"
+        " (101.7%), 16.3 kB on disk, where the base has 16 kB (101.7%); raise pruning.ratio to make it"
         " smaller"
     ]
     assert any(line.startswith("warning: the result is larger") for line in printed(found, capsys))
@@ -161,7 +161,7 @@ def test_rounded_rows_are_explained_by_hand(model: OpenedModel) -> None:
     That is 96 * 9 + 16 * 14 of 1920 weights per block, or 56.67%.
     """
     share = (96 * 9 + 16 * 14) / (96 * 16 + 16 * 24)
-    notes = rounding_notes(summary(model, share, 0.6, fedprllm__sparsity=0.6))
+    notes = rounding_notes(summary(model, share, 0.6, pruning__sparsity=0.6))
     assert notes == [
         "local-baseline and centralized: 56.67% instead of 60.00%, because each row of a matrix loses"
         " 60.00% of its weights, rounded down"
@@ -170,16 +170,16 @@ def test_rounded_rows_are_explained_by_hand(model: OpenedModel) -> None:
 
 def test_the_federated_model_is_explained_too(model: OpenedModel) -> None:
     share = (96 * 9 + 16 * 14) / (96 * 16 + 16 * 24)
-    groups = {"fedprllm__local_comparison_group": "layer", "fedprllm__comparison_group": "row"}
-    (note,) = rounding_notes(summary(model, 0.6, share, fedprllm__sparsity=0.6, **groups))
+    groups = {"pruning__comparison_group": "layer", "fedprllm__vote_group": "row"}
+    (note,) = rounding_notes(summary(model, 0.6, share, pruning__sparsity=0.6, **groups))
     assert note.startswith("federated: 56.67% instead of 60.00%, because each row of a matrix ")
 
 
 @pytest.mark.parametrize(
     ("local", "settings"),
     [
-        (0.5, {"fedprllm__sparsity": 0.5}),
-        (0.5, {"fedprllm__sparsity": 0.3, "fedprllm__pattern": "2:4"}),
+        (0.5, {"pruning__sparsity": 0.5}),
+        (0.5, {"pruning__sparsity": 0.3, "pruning__pattern": "2:4"}),
         (0.3, {"method": "fedspallm", "fedspallm__sampled_layers": 0.6}),
     ],
 )
@@ -197,7 +197,7 @@ def test_note_names_the_rows_that_there_are(
     model: OpenedModel, local: bool, centralized: bool, named: str | None
 ) -> None:
     share = (96 * 9 + 16 * 14) / (96 * 16 + 16 * 24)
-    changes = {"fedprllm__sparsity": 0.6, "evaluation__local_baseline": local}
+    changes = {"pruning__sparsity": 0.6, "evaluation__local_baseline": local}
     found = summary(model, share, 0.6, **changes)
     if not centralized:
         found.centralized_sparsity = None
@@ -209,7 +209,7 @@ def test_the_note_stands_below_the_table(
     model: OpenedModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     share = (96 * 9 + 16 * 14) / (96 * 16 + 16 * 24)
-    found = summary(model, share, 0.6, fedprllm__sparsity=0.6)
+    found = summary(model, share, 0.6, pruning__sparsity=0.6)
     found.notes = rounding_notes(found)
     show(found, Traffic())
     lines = capsys.readouterr().out.splitlines()

@@ -240,7 +240,7 @@ def small(monkeypatch: pytest.MonkeyPatch, files: dict[str, Path]) -> list[str]:
     settings = {
         "num-clients": 2, "federation.rounds": 2, "federation.sampled-clients": 1.0, "training.steps": 1,
         "training.batch-size": 1, "task.max-tokens": 16, "task.max-test-tokens": 16, "task.max-test-items": 4, "lora.rank": 2,
-        "evaluation.sequence-length": 16, "evaluation.max-samples": 2, "fedsoda.public-samples": 4,
+        "evaluation.sequence-length": 16, "evaluation.max-samples": 2, "public.samples": 4,
         "fedsoda.pre-align-steps": 1, "fedsoda.realign-steps": 1,
     }  # fmt: skip
     named = {"model": model, "data": files["train.jsonl"], "test": files["test.jsonl"], "public": files["public.txt"],

@@ -80,9 +80,9 @@ def test_a_cell_is_what_the_app_gives(sites: Federation, tmp_path: Path) -> None
     found = {row.cell.method: row for row in rows.measured}
     for strategy in ("one-shot", "iterative"):
         changes = {
-            "fedprllm__comparison_group": "column",
+            "fedprllm__vote_group": "column",
             "fedprllm__weight_scaling": True,
-            "fedprllm__strategy": strategy,
+            "pruning__strategy": strategy,
         }
         figures = app_figures(sites, **changes)
         assert found["dense"].perplexity == pytest.approx(figures["dense"], rel=FILE)

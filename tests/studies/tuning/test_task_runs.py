@@ -31,7 +31,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     short = {"data.sequence-length": 16, "data.num-samples": 2, "evaluation.sequence-length": 16}
     short |= {"llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0}
     monkeypatch.setitem(arms.ARMS, ARMS[1], replace(pruned, first=pruned.first | short))
-    ranked = {"method": "hetlora", "hetlora.ranks": "1,2"}
+    ranked = {"method": "hetlora", "lora.ranks": "1,2"}
     monkeypatch.setitem(arms.ARMS, "HetLoRA", arms.Arm(ranked))
     short = {
         "federation.rounds": 1, "training.steps": 1, "training.batch-size": 1, "lora.rank": 2,

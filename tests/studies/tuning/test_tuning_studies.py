@@ -144,7 +144,7 @@ def test_different_ranks_are_hetlora_s(sites: Federated, aggregation: str, of: A
     sites.settings = {
         key: value for key, value in settings.items() if not key.startswith("fedpetuning.")
     }
-    rounds = {"federation__rounds": 2, "hetlora__ranks": "1,2,4", "hetlora__gamma": 1.0}
+    rounds = {"federation__rounds": 2, "lora__ranks": "1,2,4", "hetlora__gamma": 1.0}
     run = sites.run(
         **rounds,
         hetlora__aggregation=aggregation,

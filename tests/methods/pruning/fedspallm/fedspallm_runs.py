@@ -64,7 +64,7 @@ class SpaLLMRounds(Federations):
     settings: ClassVar[dict[str, Any]] = {
         "federation.rounds": 2,
         "fedspallm.schedule": "linear",
-        "fedspallm.sparsity": 0.5,
+        "pruning.sparsity": 0.5,
         "fedspallm.capabilities": "1,2",
     }
     last_round = 1

@@ -68,7 +68,7 @@ class TestFedSpaLLM(Federations):
     test_exact_sparsity = SpaLLMPromises.test_exact_sparsity
 
     method = "fedspallm"
-    settings: ClassVar[dict[str, Any]] = {"fedspallm.sparsity": 0.5}
+    settings: ClassVar[dict[str, Any]] = {"pruning.sparsity": 0.5}
     last_round = 1
 
     def expected_sparsity(self, model: OpenedModel) -> float:
@@ -197,7 +197,7 @@ class TestFedSpaLLM(Federations):
 
     def test_a_pattern_has_no_schedule(self, bench: Bench) -> None:
         with pytest.raises(EspalierError, match="a pattern has one sparsity"):
-            bench.run(fedspallm__pattern="2:4", fedspallm__schedule="linear")
+            bench.run(pruning__pattern="2:4", fedspallm__schedule="linear")
 
     def test_implausible_values_drop_their_senders(self, bench: Bench) -> None:
         """Each of three clients sends one implausible value: seconds, samples or kept weights."""
@@ -242,7 +242,7 @@ class TestFedSpaLLM(Federations):
         assert "calibration_samples" in clients[3]["reason"]
 
     def test_a_pattern_holds_in_every_group(self, bench: Bench) -> None:
-        folder = bench.run(fedspallm__pattern="2:4")
+        folder = bench.run(pruning__pattern="2:4")
         with safe_open(folder / "model" / "model.safetensors", "pt") as written:
             for linear in (
                 linear for block in OpenedModel(bench.model).plan.blocks for linear in block.linears
@@ -252,9 +252,9 @@ class TestFedSpaLLM(Federations):
 
     def test_incompatible_pattern_is_refused_early(self, bench: Bench) -> None:
         with pytest.raises(EspalierError, match=r"fedspallm\.pattern = '1:5'"):
-            bench.run(fedspallm__pattern="1:5")
+            bench.run(pruning__pattern="1:5")
         with pytest.raises(EspalierError, match=r"128 columns at a time, which 3 does not divide"):
-            bench.run(fedspallm__pattern="2:3", model=str(_three_wide(bench)))
+            bench.run(pruning__pattern="2:3", model=str(_three_wide(bench)))
 
     def test_bytes_are_masks_and_kept_weights(self, plain: Uninterrupted) -> None:
         """A layer in bfloat16 takes one bit per weight and two bytes per kept weight.

@@ -95,7 +95,7 @@ def test_non_positive_capabilities_are_refused(value: str) -> None:
 
 def test_schedules_by_hand() -> None:
     """Schedules of four rounds that end at 80% sparsity."""
-    common = {"method": "fedspallm", "federation.rounds": 4, "fedspallm.sparsity": 0.8}
+    common = {"method": "fedspallm", "federation.rounds": 4, "pruning.sparsity": 0.8}
     jobs = {
         name: parse({**common, "fedspallm.schedule": name})
         for name in ("constant", "linear", "cubic")

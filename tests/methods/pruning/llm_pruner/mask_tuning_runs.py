@@ -4,9 +4,9 @@ from typing import Any, ClassVar
 
 from tests.methods.promises.federations import Federations
 
-FISHER = {"llm-pruner.element": "squared", "llm-pruner.selection": "search"}
+FISHER = {"llm-pruner.element": "squared", "pruning.selection": "search"}
 SMALL = {
-    "llm-pruner.pruning-ratio": 0.3,
+    "pruning.ratio": 0.3,
     "llm-pruner.spare-first": 0,
     "llm-pruner.spare-last": 0,
     **FISHER,

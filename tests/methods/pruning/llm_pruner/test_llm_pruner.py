@@ -115,7 +115,7 @@ class TestLlmPruner(Promises):
 
     method = "llm-pruner"
     settings: ClassVar[dict[str, Any]] = {
-        "llm-pruner.pruning-ratio": 0.3,
+        "pruning.ratio": 0.3,
         "llm-pruner.spare-first": 0,
         "llm-pruner.spare-last": 0,
     }
@@ -137,7 +137,7 @@ class TestLlmPruner(Promises):
             "data__path": f"{bench.folder}/text-{{client}}.txt",
             "llm_pruner__element": element,
         }
-        changes |= {**UNLIMITED, "llm_pruner__form": "compact", "llm_pruner__selection": "kind"}
+        changes |= {**UNLIMITED, "pruning__form": "compact", "pruning__selection": "kind"}
         grid = bench.grid(**changes)
         folder = bench.run(grid, **changes)
         samples = all_samples(bench, **changes).chunk(4)
@@ -172,8 +172,8 @@ class TestLlmPruner(Promises):
         }
         changes |= {
             **UNLIMITED,
-            "llm_pruner__form": "compact",
-            "llm_pruner__selection": "search",
+            "pruning__form": "compact",
+            "pruning__selection": "search",
         }
         grid = bench.grid(**changes)
         folder = bench.run(grid, **changes)
@@ -254,7 +254,7 @@ class TestLlmPruner(Promises):
         assert "a score is not a finite number, or below 0" in clients[1]["reason"]
 
     def test_share_is_of_all_despite_spared_blocks(self, bench: Bench) -> None:
-        folder = bench.run(**{"llm_pruner__spare_last": 1, "llm_pruner__pruning_ratio": 0.2})
+        folder = bench.run(**{"llm_pruner__spare_last": 1, "pruning__ratio": 0.2})
         small = OpenedModel(folder / "model")
         base = OpenedModel(bench.model)
         assert small.plan.blocks[1] == base.plan.blocks[1]
@@ -272,8 +272,8 @@ class TestLlmPruner(Promises):
                 ),
             ),
             (
-                {"llm_pruner__spare_first": 1, "llm_pruner__pruning_ratio": 0.6},
-                r"llm-pruner.pruning-ratio = 0.6: 120.0% of what can be removed",
+                {"llm_pruner__spare_first": 1, "pruning__ratio": 0.6},
+                r"pruning.ratio = 0.6: 120.0% of what can be removed",
             ),
         ],
     )

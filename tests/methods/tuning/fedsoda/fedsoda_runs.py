@@ -31,7 +31,7 @@ SMALL: dict[str, Any] = {
     "fedsoda.pre-align-steps": 3,
     "fedsoda.realign-steps": 2,
     "fedsoda.realign-every": 2,
-    "fedsoda.public-samples": 4,
+    "public.samples": 4,
     "part-bytes": 65536,
 }
 BLOCKS = 4
@@ -67,7 +67,7 @@ class FedSodaRuns(Federations):
         model = save_tiny_llama(folder / "base", blocks=BLOCKS, hidden=64, feed_forward=64, std=0.1)
         (folder / "public.txt").write_text("\n\n".join(private_text(99).split("\n\n")[:15]))
         (folder / "align.txt").write_text("\n\n".join(private_text(98).split("\n\n")[:15]))
-        cls.settings = {**SMALL, "fedsoda.public-text": str(folder / "align.txt")}
+        cls.settings = {**SMALL, "public.text": str(folder / "align.txt")}
         return Home(model, folder / "public.txt")
 
     def model_of_clients(self, run: Uninterrupted) -> Path:

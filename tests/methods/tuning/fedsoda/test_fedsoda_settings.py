@@ -128,15 +128,13 @@ class TestFedSoda(FedSodaRuns):
     def test_another_public_text_is_no_resumption(self, bench: Bench) -> None:
         text = bench.folder / "align.txt"
         text.write_text(private_text(98))
-        folder = bench.killed(
-            lambda header: header.server_round == 2, fedsoda__public_text=str(text)
-        )
+        folder = bench.killed(lambda header: header.server_round == 2, public__text=str(text))
         text.write_text(private_text(97))
         with pytest.raises(
             EspalierError,
-            match=r"fedsoda.public-text = '.*align.txt': is not the text that the run began with",
+            match=r"public.text = '.*align.txt': is not the text that the run began with",
         ):
-            bench.run(resume_from=str(folder), fedsoda__public_text=str(text))
+            bench.run(resume_from=str(folder), public__text=str(text))
 
     def test_run_with_never_sampled_client_resumes(self, bench: Bench) -> None:
         """A client that no round sampled gets the sub-model only for the evaluation."""
@@ -228,7 +226,7 @@ class TestFedSoda(FedSodaRuns):
                 {"fedsoda__adapter_layers": 4},
                 r"fedsoda.adapter-layers = 4, first-layers = 0: the model has 4 blocks",
             ),
-            ({"fedsoda__public_text": "/nowhere.txt"}, r"/nowhere.txt(?s:.*)fedsoda.public-text"),
+            ({"public__text": "/nowhere.txt"}, r"/nowhere.txt(?s:.*)public.text"),
             (
                 {"lora__layers": "0"},
                 r"lora.layers = '0': fedsoda.adapter-layers says which blocks are adapted",
@@ -246,7 +244,7 @@ class TestFedSoda(FedSodaRuns):
     def test_evaluation_text_is_no_alignment_text(self, bench: Bench, copied: bool) -> None:
         text = shutil.copy(bench.public, bench.folder / "copy.txt") if copied else bench.public
         with pytest.raises(EspalierError, match=r"evaluation.texts names the same text"):
-            bench.run(bench.grid(), fedsoda__public_text=str(text))
+            bench.run(bench.grid(), public__text=str(text))
 
     def test_alignment_interrupted_by_kill_restarts(
         self, bench: Bench, plain: Uninterrupted, monkeypatch: pytest.MonkeyPatch

@@ -37,8 +37,8 @@ class FedSpineRuns(Federations):
     method = "fedspine"
     settings: ClassVar[dict[str, Any]] = {
         "federation.rounds": 2,
-        "fedspine.pruning-ratio": 0.25,
-        "fedspine.keep-models": False,
+        "pruning.ratio": 0.25,
+        "pruning.keep-models": False,
         "training.steps": 3,
         "training.batch-size": 2,
         "training.learning-rate": 0.01,

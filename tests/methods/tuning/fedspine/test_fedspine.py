@@ -37,7 +37,7 @@ class TestFedSpine(FedSpineRuns, PersonalPromises):
 
     def test_device_models_are_written_as_reported(self, bench: Bench) -> None:
         changes = {
-            "fedspine__keep_models": True,
+            "pruning__keep_models": True,
             "evaluation__local_baseline": True,
             "evaluation__max_samples": 1000,
         }
@@ -119,7 +119,7 @@ class TestFedSpine(FedSpineRuns, PersonalPromises):
 
         Other groups are pruned than with LoRA's gradients, but equally many parameters.
         """
-        same = {"fedspine__allocation": "fixed", "fedspine__selection": "kind"}
+        same = {"fedspine__allocation": "fixed", "pruning__selection": "kind"}
         by_masks, by_lora = (
             bench.run(**same, fedspine__score=score) for score in ("mask", "exact")
         )
@@ -150,9 +150,9 @@ def test_a_base_in_nf4_keeps_whole_blocks(tmp_path: Path, monkeypatch: pytest.Mo
         bench.run(model=model)
     folder = bench.run(
         model=model,
-        fedspine__channel_multiple=64,
+        pruning__channel_multiple=64,
         fedspine__allocation="fixed",
-        fedspine__selection="kind",
+        pruning__selection="kind",
     )
     # Only the whole model is quantized.
     assert len(list((tmp_path / "state" / "quantised").iterdir())) == 1

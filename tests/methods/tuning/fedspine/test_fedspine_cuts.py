@@ -27,8 +27,8 @@ from tests.methods.tuning.fedspine.fedspine_runs import (
 )
 
 SHARES = {
-    "fedspine__selection": "global",
-    "fedspine__pruning_ratio": 0.25,
+    "pruning__selection": "global",
+    "pruning__ratio": 0.25,
     "fedspine__prune_rounds": 2,
 }
 
@@ -72,10 +72,7 @@ class TestFedSpine(FedSpineRuns):
         # With two pruning rounds the steps are smaller than the target.
         bench.run(**{**SHARES, "fedspine__prune_rounds": 2})
         told = " ".join(capsys.readouterr().out.split())
-        assert (
-            "4 of 4 clients did not reach fedspine.pruning-ratio = 0.25; raise federation.rounds"
-            in told
-        )
+        assert "4 of 4 clients did not reach pruning.ratio = 0.25; raise federation.rounds" in told
         bench.run(**{**SHARES, "fedspine__allocation": "fixed", "fedspine__prune_rounds": 1})
         assert "did not reach" not in capsys.readouterr().out
 
@@ -103,7 +100,7 @@ class TestFedSpine(FedSpineRuns):
 
     def test_share_of_zero_prunes_nothing(self, bench: Bench) -> None:
         """This is the paper's method without A_P."""
-        changes = {"fedspine__pruning_ratio": 0.0, "federation__rounds": 3, "lora__rank": 8}
+        changes = {"pruning__ratio": 0.0, "federation__rounds": 3, "lora__rank": 8}
         folder = bench.run(**changes)
         assert [structures(folder, client)["pruned"] for client in range(4)] == [0.0] * 4
         devices = [device for note in refinements(folder) for device in note["devices"].values()]

@@ -45,9 +45,9 @@ SETTINGS: dict[str, Any] = {
     # This value disables the limit, as in the paper.
     "federation.max-weight-ratio": 1e6,
     "federation.max-update-ratio": 1e6,
-    "fedspine.pruning-ratio": 0.4,
+    "pruning.ratio": 0.4,
     "fedspine.allocation": "random",
-    "fedspine.keep-models": True,
+    "pruning.keep-models": True,
     "training.steps": 3,
     "training.batch-size": 4,
     "training.learning-rate": 0.005,
@@ -305,7 +305,7 @@ def test_killed_and_resumed_equals_never_killed(bench: Bench, done: Done) -> Non
         pytest.param(
             {
                 "federation__wire_dtype": "nf4",
-                "fedspine__selection": "global",
+                "pruning__selection": "global",
                 "federation__client_weights": "samples",
             },
             marks=pytest.mark.slow,
@@ -331,13 +331,13 @@ def test_a_base_in_nf4_keeps_whole_blocks(bench: Bench) -> None:
         "training__base": "nf4",
         "federation__rounds": 2,
         "fedspine__allocation": "fixed",
-        "fedspine__selection": "kind",
+        "pruning__selection": "kind",
     }
     with pytest.raises(
         EspalierError, match=r"channel-multiple = 1: with training.base = 'nf4' .* set it to 64"
     ):
         bench.run(**changes)
-    folder = bench.run(**changes, fedspine__channel_multiple=64)
+    folder = bench.run(**changes, pruning__channel_multiple=64)
     for client in range(4):
         for block in structure_of(folder, client).blocks:
             assert (len(block.groups), len(block.channels)) == (1, 64)
@@ -359,13 +359,13 @@ def test_a_base_in_nf4_keeps_whole_blocks(bench: Bench) -> None:
             {"lora__targets": "attn.q,attn.v"},
             "measures channels by adapters that lie on them, and block 0 has none on mlp.up",
         ),
-        ({"fedspine__pruning_ratio": 0.9}, r"fedspine.pruning-ratio = 0.9"),
+        ({"pruning__ratio": 0.9}, r"pruning.ratio = 0.9"),
         (
             {"training__base": "nf4"},
             r"channel-multiple = 1: with training.base = 'nf4' .* set it to 64",
         ),
         (
-            {"training__base": "nf4", "fedspine__channel_multiple": 64},
+            {"training__base": "nf4", "pruning__channel_multiple": 64},
             "a group of attention has 16 features in attn.o, no multiple of 64",
         ),
     ],

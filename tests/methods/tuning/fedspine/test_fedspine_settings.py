@@ -34,7 +34,7 @@ class TestFedSpine(FedSpineRuns):
             ),
             {
                 "federation__wire_dtype": "nf4",
-                "fedspine__selection": "block",
+                "pruning__selection": "block",
                 "federation__client_weights": "importance-samples",
             },
             pytest.param(
@@ -113,7 +113,7 @@ class TestFedSpine(FedSpineRuns):
                 {"lora__layers": "1"},
                 "measures groups by adapters that lie on them, and block 0 has none",
             ),
-            ({"fedspine__pruning_ratio": 0.8}, r"fedspine.pruning-ratio = 0.8"),
+            ({"pruning__ratio": 0.8}, r"pruning.ratio = 0.8"),
             ({"federation__rounds": 1}, "fedspine prunes from round 2 on"),
             ({"lora__merge": True}, "clients of fedspine end with models of different shapes"),
             ({"fedspine__rank": 5}, "fedspine.rank = 5: the adapters' largest rank is 4"),
@@ -122,11 +122,11 @@ class TestFedSpine(FedSpineRuns):
                 "neither ratio nor rank is chosen",
             ),
             (
-                {"fedspine__adaptive_rank": False, "fedspine__pruning_ratio": 0.0},
+                {"fedspine__adaptive_rank": False, "pruning__ratio": 0.0},
                 "neither ratio nor rank is chosen",
             ),
             (
-                {"fedspine__reward": "literal", "fedspine__pruning_ratio": 0.0},
+                {"fedspine__reward": "literal", "pruning__ratio": 0.0},
                 "all rewards would be 0",
             ),
             (
@@ -150,7 +150,7 @@ class TestFedSpine(FedSpineRuns):
                 "not even the largest arms reach the pruning ratio; lower it to 2 or less",
             ),
             (
-                {"fedspine__channel_multiple": 16, "fedspine__pruning_ratio": 0.45},
+                {"pruning__channel_multiple": 16, "pruning__ratio": 0.45},
                 r"16 channels \(channel-multiple\) of each block",
             ),
             ({"federation__fleet": ""}, "federation.fleet = ''"),
@@ -183,13 +183,13 @@ class TestFedSpine(FedSpineRuns):
         "changes",
         [
             {
-                "fedspine__selection": "block",
-                "fedspine__pruning_ratio": 0.3,
+                "pruning__selection": "block",
+                "pruning__ratio": 0.3,
                 "federation__rounds": 3,
             },
             pytest.param(
                 {
-                    "fedspine__selection": "global",
+                    "pruning__selection": "global",
                     "fedspine__adaptive_pruning": False,
                     "federation__rounds": 4,
                 },
@@ -198,7 +198,7 @@ class TestFedSpine(FedSpineRuns):
             pytest.param(
                 {
                     "fedspine__allocation": "fixed",
-                    "fedspine__pruning_ratio": 0.1,
+                    "pruning__ratio": 0.1,
                     "fedspine__prune_rounds": 3,
                     "federation__rounds": 4,
                 },
@@ -206,7 +206,7 @@ class TestFedSpine(FedSpineRuns):
             ),
             {
                 "fedspine__allocation": "fixed",
-                "fedspine__channel_multiple": 5,
+                "pruning__channel_multiple": 5,
                 "federation__rounds": 4,
             },
         ],
@@ -232,8 +232,8 @@ class TestFedSpine(FedSpineRuns):
         Other blobs then share a part, and each part carries the bits of the cut.
         """
         changes = {
-            "part_bytes": 97152, "lora__targets": "attn.v,mlp.down", "fedspine__selection": selection,
-            "fedspine__pruning_ratio": 0.1,
+            "part_bytes": 97152, "lora__targets": "attn.v,mlp.down", "pruning__selection": selection,
+            "pruning__ratio": 0.1,
             "fedspine__allocation": "fixed", "fedspine__prune_rounds": 1, "federation__rounds": 4,
         }  # fmt: skip
         wide = save_tiny_llama(tmp_path / "wide", blocks=8, feed_forward=4000)

@@ -30,11 +30,11 @@ class SftPRuns(Federations):
         "training.learning-rate": 0.01,
         "lora.rank": 2,
         "lora.alpha": 4.0,
-        "sft-p.pruning-ratios": "0.2,0.2,0.5,0.5",
+        "sft-p.ratios": "0.2,0.2,0.5,0.5",
         "sft-p.embedding": 8,
         "sft-p.code": 4,
         "sft-p.learning-rate": 0.01,
-        "sft-p.keep-models": False,
+        "pruning.keep-models": False,
         "part-bytes": 4096,
     }
     last_round = 1

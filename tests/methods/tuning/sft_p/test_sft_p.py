@@ -72,13 +72,13 @@ class TestSftP(SftPRuns, PersonalPromises):
 
         The site's own log reports impossible and missing budgets.
         """
-        own = {"sft_p__pruning_ratios": "", "sft_p__budget_input": factor}
+        own = {"sft_p__ratios": "", "sft_p__budget_input": factor}
         grid = real_sites(bench, bench.grid(**own))
         for share, context in zip(
             (0.5173, 0.9473, 0.9673, 0.0), grid.contexts.values(), strict=True
         ):
             context.node_config["pruned-share"] = share
-        changes = own | {"sft_p__pruning_ratio_of": "model", "quorum": 0.5}
+        changes = own | {"sft_p__ratio_of": "model", "quorum": 0.5}
         document = summary(bench.run(grid, **changes))
         assert {client["status"] for client in document["clients"]} == {"completed"}
         assert document["refused"] == {
@@ -164,7 +164,7 @@ class TestSftP(SftPRuns, PersonalPromises):
         No message says where the model lies.
         """
         changes = {
-            "sft_p__keep_models": True,
+            "pruning__keep_models": True,
             "evaluation__local_baseline": True,
             "evaluation__max_samples": 1000,
         }
@@ -191,12 +191,12 @@ class TestSftP(SftPRuns, PersonalPromises):
         assert [body.fields.keys() for body in alone] == [{"seconds"}] * 4
 
     def test_real_site_writes_where_its_owner_says(self, bench: Bench) -> None:
-        grid = real_sites(bench, bench.grid(sft_p__keep_models=True))
+        grid = real_sites(bench, bench.grid(pruning__keep_models=True))
         for client, context in enumerate(grid.contexts.values()):
             context.node_config |= (
                 {"models-dir": str(bench.folder / "own" / str(client))} if client % 2 else {}
             )
-        folder = bench.run(grid, sft_p__keep_models=True)
+        folder = bench.run(grid, pruning__keep_models=True)
         lineage = json.loads((folder / "run.json").read_text())["lineage"]
         assert {path.name for path in (bench.folder / "own").glob("*/*")} == {
             f"{lineage}-site-1",
@@ -225,7 +225,7 @@ class TestSftP(SftPRuns, PersonalPromises):
         self, bench: Bench, before: str, norm: str
     ) -> None:
         smaller = (
-            bench.run(sft_p__keep_models=True, federation__rounds=1, sft_p__norm=before)
+            bench.run(pruning__keep_models=True, federation__rounds=1, sft_p__norm=before)
             / "clients"
             / "node-00002"
         )

@@ -90,7 +90,7 @@ class TestSftP(SftPRuns):
 
     def test_last_client_is_late_for_missing_site(self, bench: Bench) -> None:
         changes = {
-            "sft_p__pruning_ratios": "",
+            "sft_p__ratios": "",
             "sft_p__late_clients": 1,
             "sft_p__late_steps": 3,
             "quorum": 0.5,
@@ -110,7 +110,7 @@ class TestSftP(SftPRuns):
     ) -> None:
         changes = {
             "federation__sampled_clients": 0.25,
-            "sft_p__keep_models": True,
+            "pruning__keep_models": True,
             "sft_p__late_steps": 4,
         }
         grid = bench.grid(**changes)
@@ -123,7 +123,7 @@ class TestSftP(SftPRuns):
         assert {int(client) for client in document["late"]} == {0, 1, 2, 3} - drawn
 
     def test_fitting_counts_towards_site_s_limit(self, bench: Bench) -> None:
-        changes = {"sft_p__pruning_ratios": "", "sft_p__late_clients": 1, "sft_p__late_steps": 50}
+        changes = {"sft_p__ratios": "", "sft_p__late_clients": 1, "sft_p__late_steps": 50}
         grid = real_sites(bench, bench.grid(**changes))
         for context in grid.contexts.values():
             context.node_config["max-steps"] = 5
@@ -134,7 +134,7 @@ class TestSftP(SftPRuns):
 
     def test_lost_embedding_leaves_no_reported_model(self, bench: Bench) -> None:
         """The client loses its metrics and its model; the other clients keep theirs."""
-        changes = {"sft_p__keep_models": True, "evaluation__local_baseline": True}
+        changes = {"pruning__keep_models": True, "evaluation__local_baseline": True}
         grid = bench.grid(**changes)
 
         def lose(message: Message) -> None:

@@ -47,9 +47,9 @@ class TestSftP(SftPRuns):
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("server_app.app._remove_private_state", lambda run: None)
-        folder = bench.run(sft_p__conditioned=False, sft_p__pruning_ratios="0.3")
+        folder = bench.run(sft_p__conditioned=False, sft_p__ratios="0.3")
         run = Uninterrupted(bench, folder, [], [], "")
-        settings = parse(bench.config(sft_p__conditioned=False, sft_p__pruning_ratios="0.3"))
+        settings = parse(bench.config(sft_p__conditioned=False, sft_p__ratios="0.3"))
         found = [masks(run, client, settings, 0.3) for client in range(4)]
         assert all(torch.equal(one[gate], found[0][gate]) for one in found for gate in one)
 
@@ -79,8 +79,8 @@ class TestSftP(SftPRuns):
         shares = (0.2173, 0.3191, 0.5173, 0.4673)
         changes = {
             "sft_p__budget_input": 10.0,
-            "sft_p__pruning_ratio": 0.3,
-            "sft_p__pruning_ratios": ",".join(map(str, shares)),
+            "pruning__ratio": 0.3,
+            "sft_p__ratios": ",".join(map(str, shares)),
             "sft_p__late_clients": 1,
             "sft_p__late_steps": 4,
             "evaluation__local_baseline": True,
@@ -170,20 +170,20 @@ class TestSftP(SftPRuns):
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
-            ({"sft_p__pruning_ratios": "0.2,,0.5"}, "'' is not a number"),
-            ({"sft_p__pruning_ratios": ","}, "'' is not a number"),
+            ({"sft_p__ratios": "0.2,,0.5"}, "'' is not a number"),
+            ({"sft_p__ratios": ","}, "'' is not a number"),
             (
                 {"sft_p__validation_samples": 2, "task__name": "sst2"},
                 "validation-samples = 2: task.name = 'sst2' does not read it",
             ),
-            ({"sft_p__pruning_ratios": "0.2,x"}, "'x' is not a number"),
+            ({"sft_p__ratios": "0.2,x"}, "'x' is not a number"),
             (
-                {"sft_p__pruning_ratios": "0.2,0.99"},
+                {"sft_p__ratios": "0.2,0.99"},
                 "'0.99' is not a number above 0 and up to 0.95",
             ),
             (
-                {"sft_p__pruning_ratio_of": "model", "sft_p__pruning_ratios": "0.95"},
-                r"sft-p.pruning-ratio = 0.95 \(pruning-ratio-of = 'model'\)",
+                {"sft_p__ratio_of": "model", "sft_p__ratios": "0.95"},
+                r"pruning.ratio = 0.95 \(sft-p.ratio-of = 'model'\)",
             ),
             (
                 {"sft_p__late_clients": 4},
@@ -209,7 +209,7 @@ class TestSftP(SftPRuns):
 
 def test_real_site_ignores_ratios_by_client() -> None:
     """Only simulated clients use the list of ratios by client number."""
-    config = {"method": "sft-p", "sft-p.pruning-ratio": 0.3, "sft-p.pruning-ratios": "0.5"}
+    config = {"method": "sft-p", "pruning.ratio": 0.3, "sft-p.ratios": "0.5"}
     gates = ResidualGates(Site(config, NodeSettings()).model.plan)
     header = Header(
         schema_version=SCHEMA_VERSION, kind="train", method="sft-p", lineage=BY_HAND, server_round=1, client=0, attempt=1,
