@@ -1,6 +1,6 @@
 """Direction of imports, strictly downward and never sideways, and size of folders.
 
-docs/architecture.md has both rules.
+docs/develop/architecture.md has both rules.
 """
 
 import ast

@@ -1,7 +1,7 @@
 """Flower app: its folder with the app's packages, and its modules as separate processes.
 
 It is a checkout, or the copy in a wheel: ``espalier_assets/app`` next to the package
-(docs/packaging.md).
+(docs/how-to/packaging.md).
 
 The command itself imports only settings and Flower, so it starts quickly and needs little memory
 during a run. The module imports the packages of the app that will run, even if the command was

@@ -293,7 +293,7 @@ def test_no_key_is_seen_by_others() -> None:
 
 
 @pytest.mark.parametrize(
-    "place", ["docs/containers.md", "docs/deployment.md", "docker/compose.yaml"]
+    "place", ["docs/how-to/containers.md", "docs/how-to/deployment.md", "docker/compose.yaml"]
 )
 def test_documented_command_starts_all_services(place: str) -> None:
     assert DOCUMENTED in (ROOT / place).read_text()

@@ -42,7 +42,7 @@ PYPROJECT_KEYS = flat(tomllib.loads(PYPROJECT)["tool"]["flwr"]["app"]["config"])
 
 def test_the_page_is_what_the_schema_gives() -> None:
     """If not: ``python -m tests.pages.settings_page``."""
-    assert (ROOT / "docs" / "settings.md").read_text() == settings_page()
+    assert (ROOT / "docs" / "reference" / "settings.md").read_text() == settings_page()
 
 
 def test_pyproject_defaults_equal_the_schema() -> None:
