@@ -13,6 +13,7 @@ import pytest
 from markdown import markdown
 from markdown_it import MarkdownIt
 
+from espalier.launch.presets import preset_files
 from espalier.messages.sums.secure_sum import KINDS as SECURE_KINDS
 from espalier.methods.examples import KINDS, is_sent
 from espalier.methods.privacy_table import privacy_table
@@ -112,7 +113,7 @@ def test_commands_of_its_own_exist(page: Path) -> None:
         # A page may contain the file that its command names.
         assert (ROOT / file).exists() or f"# {file}\n" in text, file
     for preset in re.findall(r"espalier run ([a-z][a-z0-9.-]*)(?=[\s`])", text):
-        assert (ROOT / "conf" / f"{preset}.toml").exists(), preset
+        assert preset in preset_files(ROOT)
 
 
 # ----- methods ------------------------------------------------------------------------------------
