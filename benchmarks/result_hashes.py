@@ -23,6 +23,7 @@ from flwr.app import Context, RecordDict
 
 from espalier.launch.app import find_app
 from espalier.launch.configuration import configuration
+from espalier.launch.presets import preset_files
 
 RESULTS = ("model", "adapter", "clients", "masks.safetensors")
 TEXTS = (".md", ".py")
@@ -36,8 +37,8 @@ VARIANTS = {
 
 def presets() -> list[str]:
     """Return the presets whose models are part of the project, and the variants."""
-    files = sorted((find_app(None) / "conf").glob("*.toml"))
-    demos = [file.stem for file in files if "a directory of yours" not in file.read_text()]
+    files = preset_files(find_app(None))
+    demos = [name for name in files if "a directory of yours" not in files[name].read_text()]
     return [*demos, *VARIANTS]
 
 

@@ -11,7 +11,7 @@
 Covers: a site's private key is never here. The first key under a name stays the key of that name.
 Existing files are kept, so the container can be restarted at any time.
 Does not cover: authenticity of that first key. Everybody who can write to the site's volume can
-place it. On other machines compare fingerprints (docs/deployment.md).
+place it. On other machines compare fingerprints (docs/how-to/deployment.md).
 """
 
 import argparse

@@ -40,7 +40,7 @@ _PLACES = {
 _APP = Path(__file__).parent.parent / "espalier_assets" / "app"
 if _APP.is_dir() and str(_APP) not in sys.path:
     # In a wheel, the app's other packages (``pruning_kernels``, ``strategies`` ...) are in this
-    # folder; see docs/packaging.md.
+    # folder; see docs/how-to/packaging.md.
     # It is appended, so that it hides no installed package of the same name.
     # A checkout and a Flower bundle have no such folder.
     sys.path.append(str(_APP))

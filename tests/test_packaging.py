@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from espalier.launch.presets import preset_files
 from tests.flower.flower_parts import build_fab_from_disk
 
 builders = pytest.importorskip(
@@ -25,7 +26,7 @@ builders = pytest.importorskip(
 
 ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PRESETS = sorted(file.name for file in (ROOT / "conf").glob("*.toml"))
+PRESETS = list(preset_files(ROOT))
 
 
 def built(kind: str, folder: Path) -> zipfile.ZipFile:
@@ -138,7 +139,7 @@ def test_wheel_and_checkout_give_the_same_bundle(installed: Path) -> None:
 
 def test_command_finds_app_and_presets_anywhere(installed: Path, empty: Path) -> None:
     assert python(installed, empty, "-m", "espalier.cli.command", "app") == str(app_of(installed))
-    assert sorted(file.name for file in (app_of(installed) / "conf").glob("*.toml")) == PRESETS
+    assert list(preset_files(app_of(installed))) == PRESETS
     program = """
 from espalier.launch.app import find_app
 from espalier.launch.configuration import configuration

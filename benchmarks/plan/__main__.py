@@ -80,20 +80,22 @@ def words_of(method: str, model: str, folder: Path, **changes: Any) -> list[str]
     }
     chosen |= {**OWN.get(method, {}), **changes}
     chosen |= {
-        "data.path": _text(folder, "docs/*.md"),
-        "evaluation.texts": f"public={_text(folder, 'docs/methods/*.md')}",
+        "data.path": _text(folder, "how-to"),
+        "evaluation.texts": f"public={_text(folder, 'methods')}",
     }
     if method == "fedsoda":
-        chosen["public.text"] = _text(folder, "docs/studies/*.md")
+        chosen["public.text"] = _text(folder, "studies")
     return [
         f"{key}={json.dumps(value) if isinstance(value, bool) else value}"
         for key, value in chosen.items()
     ]
 
 
-def _text(folder: Path, pattern: str) -> str:
-    path = folder / f"{pattern.split('/')[-2]}.txt"
-    path.write_text("\n\n".join(file.read_text() for file in sorted(ROOT.glob(pattern))))
+def _text(folder: Path, topic: str) -> str:
+    """Write the pages of a folder of docs/ to one file and return its path."""
+    pages = sorted((ROOT / "docs" / topic).rglob("*.md"))
+    path = folder / f"{topic}.txt"
+    path.write_text("\n\n".join(page.read_text() for page in pages))
     return str(path)
 
 

@@ -14,7 +14,7 @@ is refused is missing in the round.
 
 Does not cover: enrolment, failure replies, and replies without tensors and numbers, which only show
 that a site is active; the times of all messages; a program that does not ask for approval (see
-docs/privacy-reference.md).
+docs/privacy/reference.md).
 """
 
 import sys

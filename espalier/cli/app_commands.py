@@ -15,6 +15,7 @@ from espalier.launch.addresses import require_address, warn_of_answering_control
 from espalier.launch.app import calls, find_app, installed_app, run_in_app
 from espalier.launch.child_processes import take_interrupts
 from espalier.launch.configuration import configuration
+from espalier.launch.presets import preset_files
 
 MIN_SPEED = 1e-6
 MAX_SPEED = 1e9
@@ -48,9 +49,7 @@ def complete_words(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> li
         texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
         return [f"{name}={text}" for text in texts]
     try:
-        presets = [
-            file.stem for file in sorted((find_app(parsed_args.app) / "conf").glob("*.toml"))
-        ]
+        presets = list(preset_files(find_app(parsed_args.app)))
     except EspalierError:
         presets = []
     return [*presets, *(f"{key}=" for key in keys)]

@@ -20,8 +20,9 @@ def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "run",
         help="simulate a federation on this machine, or start a run on a SuperLink",
         epilog=(
-            'Presets are the files in conf/ of the app: ls "$(espalier app)/conf". Keys are listed'
-            " in docs/settings.md; after an unknown key the command names similar ones."
+            "Presets are the files in conf/ of the app and in its folders papers and examples: ls"
+            ' "$(espalier app)"/conf/{,papers,examples}. Keys are listed in'
+            " docs/reference/settings.md; after an unknown key the command names similar ones."
         ),
     )
     add_words(parser, "a preset in conf/, and settings that differ from it")

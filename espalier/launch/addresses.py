@@ -159,7 +159,7 @@ def warn_of_open_control_api(address: str) -> None:
         tell(
             "warning: other machines can reach the SuperLink's Control API at"
             f" {', '.join(elsewhere)}. Everyone who can reach it can start runs at all sites;"
-            f" start the SuperLink with --host 127.0.0.1{_proxy_remedy()} (docs/deployment.md)"
+            f" start the SuperLink with --host 127.0.0.1{_proxy_remedy()} (docs/how-to/deployment.md)"
         )
 
 
@@ -178,7 +178,7 @@ def warn_of_answering_control_api(superlink: str) -> None:
             f"warning: {superlink}, to which this site connects, also accepts runs"
             " from everyone who can reach it. Ask the operator of the federation to make the"
             f" Control API reachable only from their own machine{_proxy_remedy()}"
-            " (docs/deployment.md)"
+            " (docs/how-to/deployment.md)"
         )
 
 

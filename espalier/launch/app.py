@@ -1,14 +1,13 @@
 """Flower app: its folder with the app's packages, and its modules as separate processes.
 
 It is a checkout, or the copy in a wheel: ``espalier_assets/app`` next to the package
-(docs/packaging.md).
+(docs/how-to/packaging.md).
 
 The command itself imports only settings and Flower, so it starts quickly and needs little memory
 during a run. The module imports the packages of the app that will run, even if the command was
 installed with another copy.
 """
 
-import difflib
 import json
 import os
 import signal
@@ -69,30 +68,6 @@ def default_config(app: Path) -> dict[str, Any]:
     """Return the default run configuration of ``pyproject.toml``, nested."""
     config: dict[str, Any] = _project(app)["tool"]["flwr"]["app"]["config"]
     return config
-
-
-def read_preset(app: Path, name: str) -> dict[str, Any]:
-    """Read a preset by name (``conf/<name>.toml``) or path, nested.
-
-    Raises InputError if the file does not exist or is not TOML.
-    """
-    path = Path(name) if name.endswith(".toml") else app / "conf" / f"{name}.toml"
-    try:
-        return tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        known = sorted(file.stem for file in (app / "conf").glob("*.toml"))
-        close = difflib.get_close_matches(name.lower(), known, n=1)
-        meant = f"did you mean '{close[0]}'? " if close else ""
-        raise InputError(
-            f"preset '{name}': there is no {path}; {meant}known presets are {', '.join(known)}"
-        ) from None
-    except OSError as error:
-        raise InputError(
-            f"preset '{name[:200]}': cannot be read ({error.strerror}); name a preset or a TOML"
-            " file"
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"preset '{name}': {path} is not TOML: {error}") from None
 
 
 def run_in_app(

@@ -9,7 +9,8 @@ from typing import Any
 from espalier.environment.hub_models import download_model, is_on_hub
 from espalier.environment.paths import DEMO, at_home, require_data, require_model
 from espalier.errors import InputError
-from espalier.launch.app import default_config, read_preset
+from espalier.launch.app import default_config
+from espalier.launch.presets import read_preset
 from espalier.settings.keys import changed, concerns, default_values, flatten, unread
 from espalier.settings.libraries import require_libraries
 from espalier.settings.run import RunSettings, parse

@@ -64,7 +64,7 @@ def _row(group: Sequence[Answer], plan: ModelPlan | None) -> tuple[str, ...]:
             _called(group),
             "not known",
             "of the model that the server sends",
-            "see docs/privacy-reference.md",
+            "see docs/privacy/reference.md",
         )
     in_parts = f", {first.messages} messages" if first.messages > 1 else ""
     return (

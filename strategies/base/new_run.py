@@ -1,4 +1,4 @@
-"""A new run in a ServerApp that is not Espalier's own (docs/own-server-app.md)."""
+"""A new run in a ServerApp that is not Espalier's own (docs/how-to/own-server-app.md)."""
 
 from datetime import datetime
 from pathlib import Path

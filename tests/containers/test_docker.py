@@ -19,6 +19,7 @@ from check_jsonschema import main as check_jsonschema
 from click.testing import CliRunner
 
 from espalier.cli.command import _parser
+from espalier.launch.presets import preset_files
 from espalier.settings.node import parse_node
 
 ROOT = Path(__file__).parents[2]
@@ -293,14 +294,14 @@ def test_no_key_is_seen_by_others() -> None:
 
 
 @pytest.mark.parametrize(
-    "place", ["docs/containers.md", "docs/deployment.md", "docker/compose.yaml"]
+    "place", ["docs/how-to/containers.md", "docs/how-to/deployment.md", "docker/compose.yaml"]
 )
 def test_documented_command_starts_all_services(place: str) -> None:
     assert DOCUMENTED in (ROOT / place).read_text()
     assert set(SERVICES["run"]["depends_on"]) == {"superlink", *SITES}
     words = words_of("run")
     given = _parser().parse_args(words[1:])
-    assert (ROOT / "conf" / f"{given.words[0]}.toml").exists()
+    assert given.words[0] in preset_files(ROOT)
     assert f"num-clients={len(SITES)}" in given.words
     server = words_of("superlink")
     assert given.superlink == f"{after('--host', server)}:{after('--port', server)}"

@@ -6,15 +6,16 @@ import pytest
 
 from espalier.cli.command import main
 from espalier.errors import EspalierError
-from espalier.launch.app import default_config, read_preset
+from espalier.launch.app import default_config
 from espalier.launch.configuration import configuration, flatten
+from espalier.launch.presets import preset_files, read_preset
 from espalier.methods.pruning.fedprllm import FedPrLLMSettings
 from espalier.methods.pruning.fedspallm import FedSpaLLMSettings
 from espalier.settings.keys import changed
 from espalier.settings.run import parse
 
 APP = Path(__file__).parent.parent.parent
-PRESETS = sorted(file.stem for file in (APP / "conf").glob("*.toml"))
+PRESETS = list(preset_files(APP))
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -290,7 +291,7 @@ def test_a_preset_that_cannot_be_read_is_told(
     for name, words in (
         (str(tmp_path / "directory.toml"), "cannot be read (Is a directory)"),
         (str(tmp_path / "binary.toml"), "is not TOML"),
-        ("x" * 300, "cannot be read (File name too long)"),
+        ("x" * 300 + ".toml", "cannot be read (File name too long)"),
     ):
         assert main(["run", name, "--app", str(APP)]) == 2
         assert words in capsys.readouterr().err

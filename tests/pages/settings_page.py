@@ -1,4 +1,4 @@
-"""Generator of docs/settings.md, the default settings in pyproject.toml, and the keyword types.
+"""Generator of docs/reference/settings.md, the default settings in pyproject.toml, and the keyword types.
 
     python -m tests.pages.settings_page
 
@@ -15,9 +15,10 @@ from espalier.settings.keys import as_text, concerns
 from espalier.settings.methods import METHODS
 from espalier.settings.node import NodeSettings
 from tests.pages.keyword_types import FILE, keywords_module
+from tests.pages.method_pages import page_of
 from tests.pages.schema import Key, keys_of, tables_of_a_run
 
-PAGE = "docs/settings.md"
+PAGE = "docs/reference/settings.md"
 INTRODUCTION = """# Settings
 
 After reading this page you can look up every settings key, with its default and its allowed values.
@@ -41,8 +42,8 @@ NODE = """## node-config
 
 Settings of a site, including the site policy:
 `flower-supernode --node-config 'site="hospital-a" data-path="/data/notes.txt"'`.
-All keys but `site` are optional. [Deployment](deployment.md#4-a-site) explains the setup of a site,
-and [privacy](privacy-reference.md#site-policy) the decisions of its owner.
+All keys but `site` are optional. [Deployment](../how-to/deployment.md#4-a-site) explains the setup of a site,
+and [privacy](../privacy/reference.md#site-policy) the decisions of its owner.
 """
 
 
@@ -70,7 +71,11 @@ def _head(name: str) -> Iterator[str]:
     if not name:
         yield from ("## run", "", "Top-level keys, read by every method.", "")
         return
-    about = f" See also [the page of the method](methods/{name}.md)." if name in METHODS else ""
+    about = (
+        f" See also [the page of the method](../methods/{page_of(name)})."
+        if name in METHODS
+        else ""
+    )
     yield from (f"## {name}", "", f"Table `[{name}]`, {_read_by(name)}.{about}", "")
 
 
@@ -91,7 +96,7 @@ def app_config() -> str:
     Each key has its default value, below a comment with its description.
     """
     lines = [
-        "# Presets in conf/ and `--run-config` override these defaults. docs/settings.md has them"
+        "# Presets in conf/ and `--run-config` override these defaults. docs/reference/settings.md has them"
         " as tables."
     ]
     for name, table in tables_of_a_run().items():
@@ -143,7 +148,7 @@ def _comment(key: Key) -> list[str]:
 
 
 def main() -> None:
-    """Write docs/settings.md, the block of defaults in pyproject.toml, and the keyword types."""
+    """Write docs/reference/settings.md, the block of defaults in pyproject.toml, and the keyword types."""
     root = Path(__file__).parents[2]
     (root / FILE).write_text(keywords_module())
     (root / PAGE).write_text(settings_page())

@@ -79,7 +79,7 @@ def values(command: list[str], flag: str) -> list[str]:
 
 
 def test_there_are_commands_of_each_program() -> None:
-    assert {command[0] for command in commands("docs/deployment.md")} == set(PROGRAMS)
+    assert {command[0] for command in commands("docs/how-to/deployment.md")} == set(PROGRAMS)
 
 
 @pytest.mark.parametrize("command", OF_FLOWER, ids=" ".join)
@@ -150,7 +150,7 @@ def test_run_configurations_are_valid() -> None:
 
 
 def test_the_stanza_is_one_that_flower_reads() -> None:
-    (stanza,) = blocks("docs/deployment.md", "toml")
+    (stanza,) = blocks("docs/how-to/deployment.md", "toml")
     ((name, connection),) = tomllib.loads(stanza)["superlink"].items()
     read = parse_superlink_connection(connection, name)
     assert (read.address, read.insecure) == ("127.0.0.1:9093", False)
@@ -162,5 +162,5 @@ def test_the_stanza_is_one_that_flower_reads() -> None:
 
 
 def test_page_shows_the_proxy_s_configuration() -> None:
-    (shown,) = blocks("docs/deployment.md", "nginx")
+    (shown,) = blocks("docs/how-to/deployment.md", "nginx")
     assert (ROOT / "docker" / "reverse-proxy.conf").read_text().endswith(f"\n{shown}")

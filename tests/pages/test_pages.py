@@ -13,28 +13,26 @@ import pytest
 from markdown import markdown
 from markdown_it import MarkdownIt
 
+from espalier.launch.presets import preset_files
 from espalier.messages.sums.secure_sum import KINDS as SECURE_KINDS
 from espalier.methods.examples import KINDS, is_sent
 from espalier.methods.privacy_table import privacy_table
 from espalier.settings.methods import METHODS, settings_of
 from espalier.settings.node import NodeSettings
+from tests.pages.method_pages import page_of
 from tests.pages.schema import keys_of, keys_of_a_run, tables_of_a_run
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs").glob("*.md")),
-    *sorted((ROOT / "docs" / "methods").glob("*.md")),
-    *sorted((ROOT / "docs" / "findings").glob("*.md")),
-    *sorted((ROOT / "docs" / "privacy").glob("*.md")),
-    *sorted((ROOT / "docs" / "api").glob("*.md")),
-    *sorted((ROOT / "docs" / "privacy").glob("*.md")),
+    *sorted(set((ROOT / "docs").rglob("*.md")) - set((ROOT / "docs" / "studies").iterdir())),
 ]
+"""All pages but those of docs/studies, which the studies write."""
 DOCS = [page for page in PAGES if page.is_relative_to(ROOT / "docs")]
 WRITTEN = [page for page in PAGES if page.name != "settings.md"]
 """Pages that are written by hand."""
-METHOD_PAGES = [page for page in PAGES if page.parent.name == "methods"]
+METHOD_PAGES = [page for page in PAGES if page.is_relative_to(ROOT / "docs" / "methods")]
 
 
 def named(page: Path) -> str:
@@ -96,7 +94,7 @@ def test_settings_it_names_exist(page: Path) -> None:
 def test_the_keys_of_the_site_policy_exist() -> None:
     known = {key.name for key in keys_of(NodeSettings)}
     section = (
-        (ROOT / "docs" / "privacy-reference.md")
+        (ROOT / "docs" / "privacy" / "reference.md")
         .read_text()
         .split("## Site policy")[1]
         .split("\n## ")[0]
@@ -117,7 +115,7 @@ def test_commands_of_its_own_exist(page: Path) -> None:
         # A page may contain the file that its command names.
         assert (ROOT / file).exists() or f"# {file}\n" in text, file
     for preset in re.findall(r"espalier run ([a-z][a-z0-9.-]*)(?=[\s`])", text):
-        assert (ROOT / "conf" / f"{preset}.toml").exists(), preset
+        assert preset in preset_files(ROOT)
 
 
 # ----- methods ------------------------------------------------------------------------------------
@@ -163,7 +161,7 @@ def test_paths_of_files_exist(page: Path) -> None:
 
 
 def test_api_pages_name_what_exists() -> None:
-    pages = (ROOT / "docs" / "api").glob("*.md")
+    pages = (ROOT / "docs" / "reference" / "api").glob("*.md")
     names = [name for page in pages for name in re.findall(r"^::: (\S+)", page.read_text(), re.M)]
     assert len(names) > 20
     for name in names:
@@ -187,13 +185,13 @@ CARD = [
 def test_method_page_is_a_card_with_links(
     method: str,
 ) -> None:
-    text = (ROOT / "docs" / "methods" / f"{method}.md").read_text()
+    text = (ROOT / "docs" / "methods" / page_of(method)).read_text()
     headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
     assert headings[: len(CARD)] == CARD
     assert "From the paper to the code" in headings
     assert f"espalier run {method}\n" in text
-    assert f"(../settings.md#{method})" in text
-    assert f"(../findings/{method}.md" in text
+    assert f"(../../reference/settings.md#{method})" in text
+    assert f"(../../findings/{page_of(method)}" in text
 
 
 # ----- privacy ------------------------------------------------------------------------------------
@@ -201,15 +199,15 @@ def test_method_page_is_a_card_with_links(
 
 def test_privacy_table_follows_from_contracts() -> None:
     """Run ``python -m espalier.methods.privacy_table`` to update the table."""
-    assert f"\n\n{privacy_table()}\n" in (ROOT / "docs" / "privacy-reference.md").read_text()
+    assert f"\n\n{privacy_table()}\n" in (ROOT / "docs" / "privacy" / "reference.md").read_text()
 
 
 def test_data_protection_page_fits_two_pages() -> None:
-    assert len((ROOT / "docs" / "privacy.md").read_text().split()) <= 900
+    assert len((ROOT / "docs" / "privacy" / "index.md").read_text().split()) <= 900
 
 
 def test_data_protection_page_names_each_method() -> None:
-    text = (ROOT / "docs" / "privacy.md").read_text().lower()
+    text = (ROOT / "docs" / "privacy" / "index.md").read_text().lower()
     for row in METHODS.values():
         assert row.title.split(" (")[0].lower() in text, row.title
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-NOTEBOOK = json.loads((Path(__file__).parents[2] / "docs" / "python.ipynb").read_text())
+NOTEBOOK = json.loads((Path(__file__).parents[2] / "docs" / "how-to" / "python.ipynb").read_text())
 CELLS = [cell for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
 
 

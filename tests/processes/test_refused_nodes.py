@@ -1,4 +1,4 @@
-"""Messages of nodes that a SuperLink refuses, as section 7 of docs/deployment.md quotes them."""
+"""Messages of nodes that a SuperLink refuses, as section 7 of docs/how-to/deployment.md quotes them."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -26,7 +26,7 @@ from tests.processes.deployment import (
 
 pytestmark = pytest.mark.processes
 
-PAGE = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "deployment.md").read_text()
 TABLE = PAGE[PAGE.index("\n## 7. ") : PAGE.index("\n## What failures cost")]
 KNOWN, UNKNOWN = "hospital-a", "hospital-b"
 NOT_ACTIVATED = "Failed to activate SuperNode"

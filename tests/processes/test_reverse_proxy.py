@@ -1,4 +1,4 @@
-"""SuperLink of Flower 1.40 or later behind the reverse proxy of docs/deployment.md.
+"""SuperLink of Flower 1.40 or later behind the reverse proxy of docs/how-to/deployment.md.
 
 Sites reach it, and strangers do not.
 """
@@ -105,7 +105,7 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
             process(command, folder, "superlink", environment(folder / "flower"))
         )
         wait_for_port(superlink, link)
-        page = (ROOT / "docs" / "deployment.md").read_text()
+        page = (ROOT / "docs" / "how-to" / "deployment.md").read_text()
         (line,) = (line for line in page.splitlines() if line.startswith("nginx "))
         nginx = [str(NGINX), *shlex.split(line)[1:]]
         wait_for_port(

@@ -1,4 +1,4 @@
-"""Commands of docs/deployment.md, from nothing to a run of three sites.
+"""Commands of docs/how-to/deployment.md, from nothing to a run of three sites.
 
 The tests also check what keeps others out.
 """
@@ -40,7 +40,7 @@ pytestmark = [
     ),
 ]
 
-PAGE = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "deployment.md").read_text()
 WALK, OTHER_WAYS = PAGE[PAGE.index("\n## 3. ") :].split("\n## 6. ")
 """Part of the page from nothing to a run, and the part after it."""
 SITES = ("hospital-a", "hospital-b", "hospital-c")

@@ -9,6 +9,7 @@ import pytest
 
 from espalier.flower.programs import read_node_config
 from espalier.launch.configuration import _pair
+from espalier.launch.presets import preset_files
 from espalier.methods.tuning.hetlora import HetLoRASettings
 from espalier.settings.keys import as_text, default_values
 from espalier.settings.methods import METHODS, settings_of
@@ -19,7 +20,7 @@ from tests.toy_method import ROW
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
-PRESETS = sorted((ROOT / "conf").glob("*.toml"))
+PRESETS = list(preset_files(ROOT).values())
 KEYS = {key.dotted: key for key in keys_of_a_run()}
 NODE_KEYS = {key.dotted: key for key in keys_of(NodeSettings)}
 
@@ -42,7 +43,7 @@ PYPROJECT_KEYS = flat(tomllib.loads(PYPROJECT)["tool"]["flwr"]["app"]["config"])
 
 def test_the_page_is_what_the_schema_gives() -> None:
     """If not: ``python -m tests.pages.settings_page``."""
-    assert (ROOT / "docs" / "settings.md").read_text() == settings_page()
+    assert (ROOT / "docs" / "reference" / "settings.md").read_text() == settings_page()
 
 
 def test_pyproject_defaults_equal_the_schema() -> None:

@@ -1,4 +1,4 @@
-"""ServerApp of docs/own-server-app.md, run over a grid in this process."""
+"""ServerApp of docs/how-to/own-server-app.md, run over a grid in this process."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ from espalier.errors import InputError
 from strategies.base.new_run import new_run
 from tests.bench import Bench
 
-PAGE = (Path(__file__).parents[2] / "docs" / "own-server-app.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "own-server-app.md").read_text()
 CLIENT, SERVER = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""Toy method (docs/adding-a-method.md): its row in the table of methods."""
+"""Toy method (docs/develop/adding-a-method.md): its row in the table of methods."""
 
 from espalier.settings.methods import Row
 

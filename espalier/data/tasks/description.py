@@ -2,7 +2,7 @@
 
     python -m espalier.data.tasks.description
 
-writes docs/tasks.md. ``espalier tasks`` prints the same.
+writes docs/reference/tasks.md. ``espalier tasks`` prints the same.
 """
 
 import json
@@ -17,14 +17,14 @@ from espalier.data.tasks.task import Task
 from espalier.errors import as_command
 from espalier.settings.tables.task import CHAT_TEMPLATES
 
-PAGE = "docs/tasks.md"
+PAGE = "docs/reference/tasks.md"
 INTRODUCTION = """# Tasks
 
 After reading this page you know which fields the records of a task need, what the model reads, and
 how it is scored.
 
 Written by `python -m espalier.data.tasks.description`; `espalier tasks` prints the same.
-[Your own data](data.md) says in which files records may be, and how to map fields that have other
+[Your own data](../how-to/data.md) says in which files records may be, and how to map fields that have other
 names.
 """
 

@@ -1,6 +1,6 @@
 """Types of the settings as keyword arguments; written from the schema, do not edit.
 
-``espalier.settings.reference.keywords`` explains the names, docs/settings.md the keys.
+``espalier.settings.reference.keywords`` explains the names, docs/reference/settings.md the keys.
 """
 
 from os import PathLike

@@ -72,7 +72,7 @@ class TrainingSettings(Table):
         False,
         description=(
             "Compile the model's forward and backward pass with `torch.compile`, which needs a C++"
-            " compiler on a CPU. docs/performance.md says what it gained."
+            " compiler on a CPU. docs/findings/performance.md says what it gained."
         ),
     )
 

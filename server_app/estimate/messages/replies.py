@@ -171,7 +171,7 @@ def _example(settings: RunSettings, kind: Kind, server_round: int) -> Answer:
     try:
         return Answer.of((kind, server_round), [contract_for(body, _plan_to_come, settings)])
     except _NoModelError:
-        observer = f"{kind}: the server sends the model; see docs/privacy-reference.md"
+        observer = f"{kind}: the server sends the model; see docs/privacy/reference.md"
         return Answer(kind, server_round, None, 1, (), observer)
 
 

@@ -16,6 +16,7 @@ from espalier.cli.command import main
 from espalier.errors import EspalierError
 from espalier.launch.app import find_app
 from espalier.launch.configuration import configuration
+from espalier.launch.presets import preset_files
 from server_app.estimate.command import main as planning
 from strategies.base.rounds import RunFailed
 from tests.bench import ROOT
@@ -157,7 +158,7 @@ def test_a_plan_says_the_same_without_it(method: str, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.usefixtures("missing")
-@pytest.mark.parametrize("preset", sorted(path.stem for path in (ROOT / "conf").glob("*.toml")))
+@pytest.mark.parametrize("preset", preset_files(APP))
 def test_no_preset_needs_it(preset: str) -> None:
     """A plain installation can run every preset."""
     configuration(APP, [preset], on_this_machine=True)

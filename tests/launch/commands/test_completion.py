@@ -28,7 +28,7 @@ def test_listable_values_of_key_are_offered(prefix: str, expected: list[str]) ->
 
 def test_presets_and_keys_are_offered() -> None:
     words = complete_words("", Namespace(app=APP))
-    assert {"fedprllm", "two-sites", "num-clients=", "pruning.sparsity="} <= set(words)
+    assert {"fedprllm", "fedot", "two-sites", "num-clients=", "pruning.sparsity="} <= set(words)
 
 
 def test_without_an_app_keys_are_offered(tmp_path: Path) -> None:

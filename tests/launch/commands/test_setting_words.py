@@ -60,14 +60,20 @@ def test_other_options_are_unknown(words: str, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"), [("fedprlm", "fedprllm"), ("FedSODA", "fedsoda"), ("hetlorra", "hetlora")]
+    ("name", "meant"),
+    [
+        ("fedprlm", "fedprllm"),
+        ("FedSODA", "fedsoda"),
+        ("hetlorra", "hetlora"),
+        ("conf/two-sites.toml", "two-sites"),
+    ],
 )
 def test_a_preset_that_is_none_gets_a_suggestion(
     name: str, meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", name]) == 2
     said = capsys.readouterr().err
-    assert f"did you mean '{meant}'? known presets are fed-sb, " in said
+    assert f"did you mean '{meant}'? known presets are fed-sb, fedbiot, " in said
 
 
 def test_unrelated_name_lists_all_presets(
@@ -76,4 +82,4 @@ def test_unrelated_name_lists_all_presets(
     assert main(["run", "wikipedia"]) == 2
     said = capsys.readouterr().err
     assert "did you mean" not in said
-    assert "known presets are fed-sb, " in said
+    assert "known presets are fed-sb, fedbiot, " in said

@@ -1,4 +1,4 @@
-"""Promises of every method (docs/design.md, "Promises").
+"""Promises of every method (docs/develop/design.md, "Promises").
 
 To test a method, subclass ``Promises`` and define the method's settings.
 """
