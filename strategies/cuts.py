@@ -161,7 +161,7 @@ class Editing(Method):
         super().__init__(run, evaluation)
         self.result = EditResult(run, self.EDITS)
 
-    def deliver(self, server_round: int) -> None:
+    def push_result(self, server_round: int) -> None:
         """Push the result to the clients, part by part, for the evaluation on their own text."""
         if self.run.settings.evaluation.own_text:
             blobs = self.result.blobs()

@@ -163,7 +163,7 @@ class Masking(Method):
             return None
         return lambda lost: self._push(server_round, server_round - 1, lost)
 
-    def deliver(self, server_round: int) -> None:
+    def push_result(self, server_round: int) -> None:
         """Push the result to the clients, part by part, for the evaluation on their own text."""
         if self.run.settings.evaluation.own_text:
             self._push(server_round, len(self.run.model.plan.blocks))

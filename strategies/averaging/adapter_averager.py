@@ -150,7 +150,7 @@ class AdapterAverager:
         """Push the global adapters to the clients of a round, and return these clients.
 
         The last part is sent with the order. The first round needs no adapters, because every
-        client makes the initial ones from the seed. ``first`` is the number of the ``deliver`` with
+        client makes the initial ones from the seed. ``first`` is the number of the ``push`` with
         the first part.
         """
         self._round = server_round
@@ -176,7 +176,7 @@ class AdapterAverager:
     ) -> None:
         """Push the global adapters to clients with these rank limits, without ``omitted`` parts.
 
-        ``first`` is the number of the ``deliver`` with the first part.
+        ``first`` is the number of the ``push`` with the first part.
         """
         rounds = self.run.rounds
         wanted = {
@@ -189,7 +189,7 @@ class AdapterAverager:
             seats = [seat for seat in rounds.receiving() if part < len(wanted.get(seat.client, ()))]
             requests = [
                 rounds.request(
-                    "deliver",
+                    "push",
                     seat,
                     server_round,
                     Order(rank_limit=rank_limits[seat.client]),
@@ -202,7 +202,7 @@ class AdapterAverager:
             # Answers only confirm; ``exchange`` drops clients that fail.
             list(rounds.exchange(requests))
 
-    def deliver(self, server_round: int) -> None:
+    def push_result(self, server_round: int) -> None:
         """Push the complete result after the last round to the clients, if they need it."""
         self.clock.record(self.adapters().rounds)
         if self._brings_result:
@@ -545,6 +545,6 @@ class Tuning(Method):
         self.averager.restore(state)
         super().restore(state)
 
-    def deliver(self, server_round: int) -> None:
+    def push_result(self, server_round: int) -> None:
         """Push the result to the clients after the last round, if they need it."""
-        self.averager.deliver(server_round)
+        self.averager.push_result(server_round)

@@ -256,7 +256,7 @@ class Enroller:
             # A fresh nonce per question: an earlier signature cannot be replayed.
             asked = NoFields() if self.keys is None else Challenge(nonce=new_nonce())
             request = self.rounds.request("enrol", seat, 0, asked)
-            if (message_id := self.rounds.push(request, seat)) is not None:
+            if (message_id := self.rounds.send(request, seat)) is not None:
                 since = self.rounds.clock.now()
                 self._waiting[message_id] = _Question(node_id, request, since)
         for message_id, question in list(self._waiting.items()):
@@ -337,7 +337,7 @@ class Enroller:
             return
         seat = Seat(NO_CLIENT, "", node_id)
         request = self.rounds.request("refused", seat, 0, Refusal.because(reason))
-        if (message_id := self.rounds.push(request, seat)) is not None:
+        if (message_id := self.rounds.send(request, seat)) is not None:
             self._untold[message_id] = (node_id, request)
 
     def _await_told(self) -> None:

@@ -94,7 +94,7 @@ class Federation:
         rounds.evaluating = True
         rounds.begin()
         # The result leaves first: baselines and evaluation refer to it.
-        self.method.deliver(last)
+        self.method.push_result(last)
         self._make_local_baselines(last)
         rounds.begin()
         evaluation = self.method.evaluation

@@ -199,7 +199,7 @@ class Method(ABC):
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Aggregate the replies of these clients, in client order."""
 
-    def deliver(self, server_round: int) -> None:
+    def push_result(self, server_round: int) -> None:
         """Push the result to the clients after the last round, if they need it."""
         return
 

@@ -154,7 +154,7 @@ class Rounds:
         )
         return MessageBody(header, fields.model_dump(), blobs or {})
 
-    def push(self, body: MessageBody, seat: Seat, seconds: float = 0.0) -> str | None:
+    def send(self, body: MessageBody, seat: Seat, seconds: float = 0.0) -> str | None:
         """Send a request to the present node of its client.
 
         The answer may take ``seconds``, or ``deadline-seconds`` if that is more. Returns Flower's
@@ -206,7 +206,7 @@ class Rounds:
         for part, (fields, blobs) in enumerate(parts):
             seats = [s for s in self.receiving() if clients is None or s.client in clients]
             answers += self.exchange(
-                self.request("deliver", seat, server_round, fields, dict(blobs), part)
+                self.request("push", seat, server_round, fields, dict(blobs), part)
                 for seat in seats
             )
         return answers
@@ -251,7 +251,7 @@ class Rounds:
             ``deadline-seconds``
         """
         # 1. Send the first request to each client.
-        pending = [self._send(request, patience) for request in requests]
+        pending = [self._sent(request, patience) for request in requests]
         last: dict[int, MessageBody] = {}
         next_look = self.clock.now() + LOOK_SECONDS
         last_reply = self.clock.now()
@@ -348,17 +348,17 @@ class Rounds:
             and (following := follow_up(last.get(client, body))) is not None
         ):
             last[client] = following
-            own.append(self._send(following))
+            own.append(self._sent(following))
             pending.append(own[-1])
         for place, entry in enumerate(own, start=1):
             # A part that a later one has overtaken may be lost, so its deadline is not extended.
             if entry.request.header.part > body.header.part:
                 entry.deadline = self.clock.now() + place * entry.seconds
 
-    def _send(self, body: MessageBody, patience: Patience = lambda _: 0.0) -> _Pending:
+    def _sent(self, body: MessageBody, patience: Patience = lambda _: 0.0) -> _Pending:
         seat = self.roster.seats[body.header.client]
         seconds = max(patience(seat), self.settings.deadline_seconds)
-        message_id = self.push(body, seat, seconds)
+        message_id = self.send(body, seat, seconds)
         now = self.clock.now()
         return _Pending(body, seat, message_id, seconds, now + seconds, seat.node_id, now)
 
@@ -400,7 +400,7 @@ class Rounds:
         self.progress.note("sent_again", f"sending again to {seat.site}: {reason}", **note)
         # Only the attempt differs, so the client recognises the request and repeats its answer.
         again = replace(entry.request, header=header.model_copy(update={"attempt": number}))
-        following = self._send(again, lambda _: entry.seconds)
+        following = self._sent(again, lambda _: entry.seconds)
         # The wait is counted from the first attempt.
         following.since = entry.since
         # In place, because ``exchange`` goes through a copy of the list.
@@ -490,7 +490,7 @@ class Rounds:
         if (
             self.lost is None
             or seat.client in self.lost
-            or entry.request.header.kind not in ("deliver", "train", "fetch")
+            or entry.request.header.kind not in ("push", "train", "fetch")
             or not body.fields.get("lost")
         ):
             return False

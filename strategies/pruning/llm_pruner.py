@@ -157,7 +157,7 @@ class LlmPruner(Method):
         blocks = self.plan.blocks
         self.result.keep(pack_cut(self.groups, cut, block.index) for block in blocks)
 
-    def deliver(self, server_round: int) -> None:
+    def push_result(self, server_round: int) -> None:
         """Push the decisions to the clients, for the evaluation on their own text."""
         self.result.push(server_round)
 

@@ -204,7 +204,7 @@ class LlmStreamline(Method):
             fetch=lambda report, hashes: ReplacePart(blob_sha256=hashes, start=start),
         )
 
-    def deliver(self, server_round: int) -> None:
+    def push_result(self, server_round: int) -> None:
         """Push the result to the clients for the evaluation on their own text."""
         if self.run.settings.evaluation.own_text:
             # Without a replacement one message names the removed blocks.

@@ -253,7 +253,7 @@ def local_baseline(site: Site, request: MessageBody) -> MessageBody:
 
     def make(state: PrivateState) -> dict[str, Any]:
         if (target := own_folder(site, state)) is not None:
-            own, tensors = _delivered(site, request.header)
+            own, tensors = _pushed(site, request.header)
             # An encoder has a head, which is written with it.
             if own.adapters.head:
                 write_own_encoder(site, own.model, own.adapters, tensors, target)
@@ -274,7 +274,7 @@ def evaluate(site: Site, request: MessageBody) -> Evaluation:
 
     With ``own_text`` it is also compared with the dense model on the device's own held-out data.
     """
-    own, tensors = _delivered(site, request.header)
+    own, tensors = _pushed(site, request.header)
     if site.settings.task.name == TEXT:
         edits = _edits(own, tensors)
         return prepare_evaluation(site, request, (own.model, edits), lambda: (own.model, edits))
@@ -295,7 +295,7 @@ def evaluate(site: Site, request: MessageBody) -> Evaluation:
     return prepare_task_evaluation(site, request, model_of)
 
 
-def _delivered(site: Site, header: Header) -> tuple[CutModel, Tensors]:
+def _pushed(site: Site, header: Header) -> tuple[CutModel, Tensors]:
     """Return the final cut and adapters of this device."""
     # The first part contains the cut, and the number of parts follows from the cut.
     store, hashes, _ = taken(site, after(header), 1)

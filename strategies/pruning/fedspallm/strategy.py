@@ -495,7 +495,7 @@ class FedSpaLLM(Method):
 
     # ----- evaluation by the clients --------------------------------------------------------------
 
-    def deliver(self, server_round: int) -> None:
+    def push_result(self, server_round: int) -> None:
         """Push to the clients the layers that they need for the evaluation and do not hold.
 
         A client's own model consists of its layers of the last round and of the global model before

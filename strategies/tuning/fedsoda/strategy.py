@@ -272,12 +272,12 @@ class FedSoda(Tuning):
 
         return push_again
 
-    def deliver(self, server_round: int) -> None:
+    def push_result(self, server_round: int) -> None:
         """Push the sub-model to clients that evaluate and lack it, then the result if needed."""
         if self.evaluation.asked:
             active = [seat.client for seat in self.rounds.roster.active()]
             self._push_sub_model(server_round, active)
-        self.averager.deliver(server_round)
+        self.averager.push_result(server_round)
 
     def _push_sub_model(self, server_round: int, clients: Collection[int]) -> None:
         """Push missing files of the sub-model, then the emulator's LoRA to outdated clients."""
