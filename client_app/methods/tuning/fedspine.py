@@ -186,6 +186,9 @@ def _train(site: Site, state: PrivateState, request: MessageBody, own: CutModel)
 def _training(site: Site, own: CutModel, client: int) -> tuple[AdapterTraining, GroupImportance]:
     """Return a device's training, and the observer that measures its prunable groups."""
     settings = site.settings
+    watch = GroupImportance(
+        own.model, own.adapters, lambda: training.adapted, settings.of(FedSpineSettings)
+    )
     training = AdapterTraining(
         model=own.model,
         computing=site.computing,
@@ -195,11 +198,8 @@ def _training(site: Site, own: CutModel, client: int) -> tuple[AdapterTraining, 
         seed=derive_seed(settings.seed, "training", client=client),
         cache_folder=own.cache_folder,
         load=site.load,
+        observer=watch,
     )
-    watch = GroupImportance(
-        own.model, own.adapters, lambda: training.adapted, settings.of(FedSpineSettings)
-    )
-    training.observer = watch
     return training, watch
 
 
