@@ -190,7 +190,7 @@ class AdapterAverager:
             requests = [
                 rounds.request(
                     "push",
-                    seat,
+                    seat.client,
                     server_round,
                     Order(rank_limit=rank_limits[seat.client]),
                     self._blobs(seat.client, rank_limits[seat.client], wanted[seat.client][part])
@@ -231,13 +231,12 @@ class AdapterAverager:
     def order(self, server_round: int, client: int) -> ClientOrder:
         """Return the order to train; each part of the reply has complete blocks, or the head."""
         limit = self.rank_limits[client]
-        parts = self._parts(client, limit, server_round)
         # Round 1 sends no adapters: the seed determines them.
         later = server_round > 1
+        last = self._parts(client, limit, server_round)[-1] if later else ()
         return ClientOrder(
             Order(rank_limit=limit),
-            parts,
-            self._blobs(client, limit, parts[-1]) if later else {},
+            self._blobs(client, limit, last),
             self.adapters().along(client) if later else {},
             # Contracts of later parts need the rank that the client reported.
             fetch=lambda report, hashes: PartOrder(

@@ -242,7 +242,7 @@ class FedSpine(Tuning):
         requests = [
             self.rounds.request(
                 "push",
-                self.rounds.roster.seats[client],
+                client,
                 server_round,
                 CutOrder(pruned=self._arms[client].pruned),
                 self.result.along(client),
