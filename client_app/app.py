@@ -1,7 +1,7 @@
 """ClientApp: answers to all kinds of messages, each of which passes through the egress check.
 
 Flower starts a process for every message. Everything that needs torch is therefore imported where
-it is used: ``fetch`` and ``deliver`` only move stored bytes, and do not need torch for masks and
+it is used: ``fetch`` and ``push`` only move stored bytes, and do not need torch for masks and
 kept weights.
 """
 
@@ -59,9 +59,9 @@ def job_of(method: str) -> ModuleType:
     return found
 
 
-def _deliver(site: Site, request: MessageBody) -> MessageBody:
+def _push(site: Site, request: MessageBody) -> MessageBody:
     """Store a part of the federated result."""
-    taken: MessageBody = part(METHODS[request.header.method].delivery)(site, request)
+    taken: MessageBody = part(METHODS[request.header.method].push)(site, request)
     return taken
 
 
@@ -150,7 +150,7 @@ def _refused(site: Site, request: MessageBody) -> MessageBody:
 WORK: dict[Kind, Callable[[Site, MessageBody], MessageBody]] = {
     "enrol": _enrol,
     "refused": _refused,
-    "deliver": _deliver,
+    "push": _push,
     "train": _compute,
     "local_baseline": _compute,
     "evaluate": _evaluate,
@@ -171,7 +171,7 @@ def _error_text(request: MessageBody, context: Context, reason: str) -> str:
 
 @app.query("enrol")
 @app.query("refused")
-@app.query("deliver")
+@app.query("push")
 @app.query("fetch")
 @app.query("shares")
 @app.query("masked")

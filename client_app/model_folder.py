@@ -217,7 +217,7 @@ class ModelFolder:
                 self.store.keep_only([])
                 self.remove_files()
                 raise InputError(
-                    f"deliver: file {name} of the model differs from the announced hash; start a"
+                    f"push: file {name} of the model differs from the announced hash; start a"
                     " new run"
                 )
             self._require_flat(name)
@@ -238,7 +238,7 @@ class ModelFolder:
             self.store.keep_only([])
             self.remove_files()
             raise InputError(
-                f"deliver: file {name} of the model cannot be used: {error}; start a new run"
+                f"push: file {name} of the model cannot be used: {error}; start a new run"
             ) from None
 
     def _note(self, manifest: Manifest) -> None:

@@ -20,6 +20,7 @@ from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.identity.names import lineage_of
+from espalier.messages.ledger import dense_bytes_of
 from espalier.settings.run import RunSettings, changes, of_the_result
 from espalier.storage.atomic import Damaged, read_sealed, sealed, write_bytes
 from espalier.storage.directory_lock import locked, require_free
@@ -78,13 +79,13 @@ def open_run_directory(
         # The lock is held for the whole run.
         with locked(path):
             document = _require_continued(settings, model, path)
-            yield RunDirectory(RunFolder(path), document)
+            yield RunDirectory(RunFolder(path, dense_bytes_of(model.plan)), document)
         return
     # Two runs may start in the same second, so the run's id is part of the name.
     stamp = datetime.now().strftime(STAMP)
     path = at_home(settings.out_dir).absolute() / f"{stamp}-{settings.method}-{run_id}"
     try:
-        folder = RunFolder(path)
+        folder = RunFolder(path, dense_bytes_of(model.plan))
     except OSError as error:
         raise _cannot_be_made(settings, path, error.strerror) from None
     document = {

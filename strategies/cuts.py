@@ -161,11 +161,13 @@ class Editing(Method):
         super().__init__(run, evaluation)
         self.result = EditResult(run, self.EDITS)
 
-    def deliver(self, server_round: int) -> None:
+    def parts(self) -> Sequence[Sequence[str]]:
+        """Return the blob keys of each part of a reply, which are those of the result too."""
+        return self.rounds.request("train", 0, 1, NoFields()).contract.parts
+
+    def push_result(self, server_round: int) -> None:
         """Push the result to the clients, part by part, for the evaluation on their own text."""
         if self.run.settings.evaluation.own_text:
             blobs = self.result.blobs()
-            # Parts do not depend on the client.
-            parts = self.order(server_round, 0).parts
-            whole = ((NoFields(), {key: blobs[key] for key in part}) for part in parts)
+            whole = ((NoFields(), {key: blobs[key] for key in part}) for part in self.parts())
             self.rounds.push_parts(server_round, whole)

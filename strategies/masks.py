@@ -6,7 +6,6 @@ numbers.
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -149,12 +148,11 @@ class Masking(Method):
 
     def order(self, server_round: int, client: int) -> ClientOrder:
         """Return the order of a round; if iterative, with the masks of the block before."""
-        order = super().order(server_round, client)
         if self.masking.strategy == "one-shot" or server_round == 1:
-            return order
+            return ClientOrder()
         # Rounds count from 1, blocks from 0: the block of the previous round.
         before = server_round - 2
-        return replace(order, blobs={block_key(before): self.result.blob(before)})
+        return ClientOrder(blobs={block_key(before): self.result.blob(before)})
 
     def catch_up(self, server_round: int) -> Callable[[Sequence[int]], None] | None:
         """Return a function that pushes all decisions to clients that lost their hidden states."""
@@ -163,7 +161,7 @@ class Masking(Method):
             return None
         return lambda lost: self._push(server_round, server_round - 1, lost)
 
-    def deliver(self, server_round: int) -> None:
+    def push_result(self, server_round: int) -> None:
         """Push the result to the clients, part by part, for the evaluation on their own text."""
         if self.run.settings.evaluation.own_text:
             self._push(server_round, len(self.run.model.plan.blocks))

@@ -194,16 +194,21 @@ def _of_lora(
 ) -> tuple[Steps, int]:
     """Return a function that takes LoRA steps, and the number of trained parameters."""
     adapters = _adapters(model, settings)
+    watch = GroupImportance(
+        model, adapters, lambda: training.adapted, settings.of(FedSpineSettings)
+    )
     training = AdapterTraining(
-        model, _computing(given), settings, adapters, _sequences(model, given), 0
+        model,
+        _computing(given),
+        settings,
+        adapters,
+        _sequences(model, given),
+        0,
+        observer=watch if measured else None,
     )
     first = initial_values(model, adapters, 0)
     if not measured:
         return lambda step, number: training.run(first, step, number), adapters.num_parameters
-    watch = GroupImportance(
-        model, adapters, lambda: training.adapted, settings.of(FedSpineSettings)
-    )
-    training.observer = watch
 
     def watched(step: int, number: int) -> None:
         with watch.watching():

@@ -95,8 +95,7 @@ def replies(strategy: FedPrLLM, clients: int) -> Iterator[MessageBody]:
     plan = strategy.run.model.plan
     report = Report(seconds=0.0, blob_sha256=["0" * 64] * BLOCKS)
     for client in range(clients):
-        seat = strategy.rounds.roster.seats[client]
-        header = strategy.rounds.request("train", seat, 1, report).header
+        header = strategy.rounds.request("train", client, 1, report).header
         blobs = {}
         for block in plan.blocks:
             words = {

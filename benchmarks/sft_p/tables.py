@@ -199,8 +199,8 @@ def _shared() -> Iterator[Sequence[str]]:
 
 def _masks() -> Iterator[Sequence[str]]:
     for name in paper.MODELS:
-        lanes = sum(ResidualGates(costs(name).plan).widths.values())
-        yield name, f"{lanes:,}", f"{-(-lanes // 8):,}"
+        dimensions = sum(ResidualGates(costs(name).plan).widths.values())
+        yield name, f"{dimensions:,}", f"{-(-dimensions // 8):,}"
 
 
 def _table(columns: Sequence[str], rows: Iterator[Sequence[str]]) -> list[str]:

@@ -49,8 +49,8 @@ VARIANTS: dict[str, tuple[float, str]] = {
     "uneven, 20%": (0.2, "global"),
     "even, 50%": (0.5, "kind"),
     "uneven, 50%": (0.5, "global"),
-    "residual dimensions, 20%": (0.2, "lanes"),
-    "residual dimensions, 50%": (0.5, "lanes"),
+    "residual dimensions, 20%": (0.2, "residual"),
+    "residual dimensions, 50%": (0.5, "residual"),
 }
 """Pruning ratio, and the scope in which groups compete, by name."""
 DRAWN = {
@@ -67,7 +67,7 @@ BATCHES = (1, 8)
 def structure_of(model: OpenedModel, share: float, selection: str) -> Structure:
     """Return the structure after removing groups, or residual dimensions, with random scores."""
     generator = torch.Generator().manual_seed(0)
-    if selection == "lanes":
+    if selection == "residual":
         gates = ResidualGates(model.plan)
         logits = {
             gate: torch.rand(width, generator=generator) for gate, width in gates.widths.items()

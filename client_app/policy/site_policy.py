@@ -150,7 +150,7 @@ def amounts(site: Site, header: Header) -> dict[str, tuple[str, int]]:
         )
         asked = "requested round" if header.server_round > rounds else planned
         # The final result is pushed as if for one more round.
-        beyond = 1 if header.kind == "deliver" else 0
+        beyond = 1 if header.kind == "push" else 0
         # A server may ask for more rounds than it announced; the number in the header counts.
         found["max_rounds"] = (asked, max(rounds, header.server_round - beyond))
     return found

@@ -9,7 +9,7 @@ from espalier.errors import InputError
 @contextmanager
 def mistakes_of_kernels() -> Iterator[None]:
     """Convert the errors of kernels into InputError, with the same message."""
-    # ``fetch`` and ``deliver`` use this module and do not need torch.
+    # ``fetch`` and ``push`` use this module and do not need torch.
     from pruning_kernels.selection.scores import NotFiniteError
     from pruning_kernels.sparsegpt import NoFactorError
 

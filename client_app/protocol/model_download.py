@@ -31,7 +31,7 @@ def take_offer(site: Site, request: MessageBody) -> MessageBody:
         # One model per run, as in the module's docstring.
         if offered_sha256(state) not in ("", manifest.sha256):
             raise InputError(
-                "deliver: the server offered this site another model before in this run; start a"
+                "push: the server offered this site another model before in this run; start a"
                 " new run"
             )
         reserve(site.node, manifest)
@@ -63,7 +63,7 @@ def take_piece(site: Site, request: MessageBody) -> MessageBody:
     offered = state.load_lasting(MODEL)
     if offered is None or offered["sha256"] != piece.model_sha256:
         raise StateLost(
-            "deliver: this piece is of a model that the server did not offer; offer the model first"
+            "push: this piece is of a model that the server did not offer; offer the model first"
         )
     manifest = Manifest.offered(offered["offer"])
     # Reserve again: the room of an unfinished model may have been given to others meanwhile.
@@ -72,9 +72,9 @@ def take_piece(site: Site, request: MessageBody) -> MessageBody:
     data = views(request.blobs[PIECE])[BYTES].tobytes()
     # Size before hash: a huge piece is refused without hashing it.
     if piece.index >= len(manifest.piece_sha256) or len(data) != manifest.piece_size(piece.index):
-        raise InputError(f"deliver: piece {piece.index} does not have the size in the offer")
+        raise InputError(f"push: piece {piece.index} does not have the size in the offer")
     if sha256(data) != manifest.piece_sha256[piece.index]:
-        raise InputError(f"deliver: piece {piece.index} does not have the hash in the offer")
+        raise InputError(f"push: piece {piece.index} does not have the hash in the offer")
     # Another run at this site may download the same model.
     with in_turn(kept.folder):
         if not kept.is_sound():

@@ -7,7 +7,7 @@ from espalier.storage.blobs import BlobStore
 
 
 def take(site: Site, request: MessageBody) -> MessageBody:
-    """Answer a ``deliver``: store the part.
+    """Answer a ``push``: store the part.
 
     A part that is sent again has the same content and overwrites the first copy.
     """
@@ -38,8 +38,7 @@ def taken(
     # All parts are needed; a part without content has a document too.
     if (found := [part for part in parts if part is not None]) != parts:
         raise InputError(
-            f"{header.kind}: {len(found)} of {num_parts} parts of the federated result were"
-            " delivered"
+            f"{header.kind}: {len(found)} of {num_parts} parts of the federated result were pushed"
         )
     hashes = {key: blob for part in found for key, blob in part["blobs"].items()}
     return state.blobs(header.server_round), hashes, [part["fields"] for part in found]
@@ -80,7 +79,7 @@ def pushed_hashes(site: Site, request: MessageBody, first: int = 0) -> dict[str,
 
 
 def _name(part: int) -> str:
-    return f"delivered-{part:04d}"
+    return f"pushed-{part:04d}"
 
 
 def hand_out(site: Site, request: MessageBody) -> MessageBody:

@@ -18,7 +18,7 @@ import json
 import sys
 from collections.abc import Callable, Collection, Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 from client_app.protocol.answer_once import kept_report
 from client_app.protocol.sum_party import Party
@@ -28,7 +28,7 @@ from espalier.errors import InputError
 from espalier.identity.site_keys import private_key as site_private_key
 from espalier.identity.site_keys import public_keys
 from espalier.messages.contracts import plain_contract
-from espalier.messages.message import Header, MessageBody, NoFields, validate
+from espalier.messages.message import Fields, Header, MessageBody, NoFields, validate
 from espalier.messages.signed_name import is_signed, sign
 from espalier.messages.sums.masked_summands import mask_summand, places_in_mask
 from espalier.messages.sums.secure_sum import (
@@ -57,6 +57,8 @@ from espalier.settings.methods import METHODS, part
 from espalier.settings.tables.noise_share import NoiseShare
 from espalier.storage.blobs import sha256
 from espalier.storage.client_state import PrivateState
+
+F = TypeVar("F", bound=Fields)
 
 CONFIRMATIONS = ("confirmed", "tags")
 """Fields of an ``unmask`` by which the client verifies that others have its list of the sum."""
@@ -139,23 +141,22 @@ def _new_keys(site: Site, header: Header, number: str) -> dict[str, Any]:
 def share(site: Site, request: MessageBody) -> MessageBody:
     """Answer a ``shares``: check everybody's keys, and share this client's two secrets."""
     order = validate(ShareOrder, request.fields)
-    with _Step(site, request, "shares") as step:
-        if step.answer is None:
-            # The server could list other keys for this client than it sent.
-            _require_own_entry(site, request.header, order, step.kept["advertised"])
-            _require_enough(site, "shares", len(order.clients))
-            _require_known_sites(site, request.header, order)
-            _require_enough_noise(site, order, step.kept["sites"])
-            # The first list of the round stays.
-            step.kept["sites"] = step.kept["sites"] or order.sites
-            step.kept["order"] = request.fields
-            # Shares are made of the list as this client sees it; others with another list cannot
-            # read them.
-            party = Party(request.header, step.kept)
-            told, own_shares = party.split_secrets()
-            step.kept["own_shares"] = own_shares
-            step.finish(told.model_dump())
-        return reply_to(request, Shares(**step.answered))
+
+    def work(kept: dict[str, Any]) -> Shares:
+        # The server could list other keys for this client than it sent.
+        _require_own_entry(site, request.header, order, kept["advertised"])
+        _require_enough(site, "shares", len(order.clients))
+        _require_known_sites(site, request.header, order)
+        _require_enough_noise(site, order, kept["sites"])
+        # The first list of the round stays.
+        kept["sites"] = kept["sites"] or order.sites
+        kept["order"] = request.fields
+        # Shares are made of the list as this client sees it; others with another list cannot read
+        # them.
+        told, kept["own_shares"] = Party(request.header, kept).split_secrets()
+        return told
+
+    return reply_to(request, _answer_step(site, request, Shares, work))
 
 
 def mask(site: Site, request: MessageBody) -> MessageBody:
@@ -165,34 +166,36 @@ def mask(site: Site, request: MessageBody) -> MessageBody:
         # Later parts of the same answer.
         return reply_to(request, NoFields(), _masked_part(site, request))
     order = validate(MaskOrder, request.fields)
-    with _Step(site, request, "masked", after="shares") as step:
-        if step.answer is None:
-            # The client checks the lists itself, because a server may send different ones to each
-            # client.
-            party = Party(header, step.kept)
-            party.require_members(order.members)
-            if order.sources != party.among(order.members):
-                raise InputError("masked: the sources are not this client's neighbours")
-            received, unreadable = party.received_shares(order)
-            # Stored with the answer: the secrets of others are needed to unmask.
-            step.kept |= {"members": order.members, "received": received}
-            step.finish(Masked(unreadable=unreadable).model_dump())
-        told = Masked(**step.answered)
+
+    def work(kept: dict[str, Any]) -> Masked:
+        # The client checks the lists itself, because a server may send different ones to each
+        # client.
+        party = Party(header, kept)
+        party.require_members(order.members)
+        if order.sources != party.among(order.members):
+            raise InputError("masked: the sources are not this client's neighbours")
+        received, unreadable = party.received_shares(order)
+        # Stored with the answer: the secrets of others are needed to unmask.
+        kept |= {"members": order.members, "received": received}
+        return Masked(unreadable=unreadable)
+
+    told = _answer_step(site, request, Masked, work, after="shares")
     return reply_to(request, told, _masked_part(site, request))
 
 
 def confirm(site: Site, request: MessageBody) -> MessageBody:
     """Answer a ``confirm`` with a tag of the list of the sum for each other client in it."""
     order = validate(ConfirmOrder, request.fields)
-    with _Step(site, request, "confirm", after="masked") as step:
-        if step.answer is None:
-            party = Party(request.header, step.kept)
-            # This client unmasks only this list.
-            party.require_included(order.included)
-            _require_enough(site, "confirm", len(order.included))
-            step.kept["included"] = order.included
-            step.finish(Confirmed(tags=party.tags()).model_dump())
-        return reply_to(request, Confirmed(**step.answered))
+
+    def work(kept: dict[str, Any]) -> Confirmed:
+        party = Party(request.header, kept)
+        # This client unmasks only this list.
+        party.require_included(order.included)
+        _require_enough(site, "confirm", len(order.included))
+        kept["included"] = order.included
+        return Confirmed(tags=party.tags())
+
+    return reply_to(request, _answer_step(site, request, Confirmed, work, after="masked"))
 
 
 def unmask(site: Site, request: MessageBody) -> MessageBody:
@@ -201,90 +204,64 @@ def unmask(site: Site, request: MessageBody) -> MessageBody:
     Another set of confirmations makes no other request: after a resume other clients may answer.
     """
     order = validate(UnmaskOrder, request.fields)
-    with _Step(site, request, "unmask", after="confirm", leaves_out=CONFIRMATIONS) as step:
-        if step.answer is None:
-            party = Party(request.header, step.kept)
-            # The list that it confirmed, and enough confirmations of others for the same list.
-            party.require_same_list(order)
-            party.require_confirmed(order)
-            step.finish(party.shares_of(order).model_dump())
-        return reply_to(request, Unmask(**step.answered))
+
+    def work(kept: dict[str, Any]) -> Unmask:
+        party = Party(request.header, kept)
+        # The list that it confirmed, and enough confirmations of others for the same list.
+        party.require_same_list(order)
+        party.require_confirmed(order)
+        return party.shares_of(order)
+
+    told = _answer_step(site, request, Unmask, work, after="confirm", leaves_out=CONFIRMATIONS)
+    return reply_to(request, told)
 
 
-class _Step:
-    """One exchange of a session: the stored answer to the same request, or a new one.
+def _answer_step(
+    site: Site,
+    request: MessageBody,
+    answer: type[F],
+    work: Callable[[dict[str, Any]], F],
+    after: str = "",
+    leaves_out: Collection[str] = (),
+) -> F:
+    """Return the stored answer to the same request of a session, or that of ``work``.
 
-    The client's lock is held in the ``with`` block. Fields that are left out do not make a request
-    another one.
+    ``answer_once`` does not fit, because a round may have several sessions, whose steps have an
+    order.
+
+    Parameters
+    ----------
+    work : function of the session's document, which it may extend; returns the answer
+    after : kind of the step before
+    leaves_out : fields that do not make a request another one
     """
-
-    def __init__(
-        self,
-        site: Site,
-        request: MessageBody,
-        kind: str,
-        after: str = "",
-        leaves_out: Collection[str] = (),
-    ) -> None:
-        self._state = site.state(request.header)
-        self._round = request.header.server_round
-        self._kind = kind
-        self._after = after
-        self._session = request.fields["session"]
-        # Confirmations may differ between attempts.
-        asked = {name: told for name, told in request.fields.items() if name not in leaves_out}
-        self._asked = sha256(json.dumps(sorted(asked.items())).encode())
-        self.kept: dict[str, Any] = {}
-        """Document of the session."""
-        self.answer: dict[str, Any] | None = None
-        """Fields of the answer; None if the request is new."""
-
-    @property
-    def answered(self) -> dict[str, Any]:
-        """Fields of the answer, which exists."""
-        assert self.answer is not None
-        return self.answer
-
-    def __enter__(self) -> "_Step":
-        self._lock = self._state.locked()
-        self._lock.__enter__()
-        # An exception in ``_open`` must release the lock, since ``__exit__`` is not called then.
-        try:
-            self._open()
-        except BaseException:
-            self._lock.__exit__(*sys.exc_info())
-            raise
-        return self
-
-    def __exit__(self, *failure: Any) -> None:
-        self._lock.__exit__(*failure)
-
-    def _open(self) -> None:
-        self.kept = session_of(self._state, self._round, self._session, self._kind)
-        known = self.kept.get(self._kind)
+    state = site.state(request.header)
+    server_round = request.header.server_round
+    kind = request.header.kind
+    told = {name: value for name, value in request.fields.items() if name not in leaves_out}
+    asked = sha256(json.dumps(sorted(told.items())).encode())
+    with state.locked():
+        kept = session_of(state, server_round, request.fields["session"], kind)
+        known = kept.get(kind)
         if known is not None:
             # A second answer of the same step could reveal a secret.
-            if known["asked"] != self._asked:
-                raise InputError(
-                    f"{self._kind}: this client answered another request of this session"
-                )
-            self.answer = known["answer"]
-        elif "unmask" in self.kept or (self._after and self._after not in self.kept):
+            if known["asked"] != asked:
+                raise InputError(f"{kind}: this client answered another request of this session")
+            return validate(answer, known["answer"])
+        if "unmask" in kept or (after and after not in kept):
             # Steps have an order, and nothing is answered after ``unmask``.
-            raise InputError(f"{self._kind}: arrived out of order in this session")
-
-    def finish(self, answer: dict[str, Any]) -> None:
-        """Store the answer; after that to ``unmask``, no secrets of the session are kept."""
-        self.kept[self._kind] = {"asked": self._asked, "answer": answer}
-        if self._kind == "unmask":
+            raise InputError(f"{kind}: arrived out of order in this session")
+        found = work(kept)
+        kept[kind] = {"asked": asked, "answer": found.model_dump()}
+        if kind == "unmask":
             # First this record: a crash between the two writes must not allow another session.
-            rounds = sorted({*_unmasked(self._state), self._round})
-            self._state.save_lasting(UNMASKED, {"rounds": rounds})
+            rounds = sorted({*_unmasked(state), server_round})
+            state.save_lasting(UNMASKED, {"rounds": rounds})
             # Secrets are deleted: nobody can unmask with this client's help again.
             needed = ("session", "advertised", "sites", "confirm", "unmask")
-            self.kept = {name: self.kept[name] for name in needed}
-        self._state.save(self._round, DOCUMENT, self.kept)
-        self.answer = answer
+            kept = {name: kept[name] for name in needed}
+        state.save(server_round, DOCUMENT, kept)
+        return found
 
 
 def session_of(state: PrivateState, server_round: int, number: str, kind: str) -> dict[str, Any]:

@@ -52,9 +52,9 @@ def contract_for(request: MessageBody, plan_of: PlanOf, settings: RunSettings) -
         made = evaluation.contract(settings.method, texts, settings.evaluation.own_text)
         evaluation.require_of_run(texts, settings)
         return made
-    if header.kind == "deliver":
-        delivery: Contract = of_method(settings.method).delivery(request, plan_of, settings)
-        return delivery
+    if header.kind == "push":
+        push: Contract = of_method(settings.method).push_contract(request, plan_of, settings)
+        return push
     if header.kind in secure_sum.KINDS:
         return secure_sum.contract(request, plan_of, settings)
     plain = plain_contract(request, plan_of, settings)

@@ -11,7 +11,7 @@ from pydantic import Field
 from espalier.errors import ProtocolError
 from espalier.messages.contract import Contract
 from espalier.messages.message import Fields, MessageBody, validate
-from espalier.messages.parts import Delivery, last_rounds, require_result_wanted
+from espalier.messages.parts import Push, last_rounds, require_result_wanted
 from espalier.messages.tensor_blobs import TensorSpec
 from espalier.models.plan import BlockPlan, ModelPlan, PlanOf, cut_into_parts
 from espalier.settings.pruning import MaskingSettings
@@ -61,7 +61,7 @@ def parts_of_decided(
     )
 
 
-def delivery_of_blocks(
+def push_of_blocks(
     request: MessageBody,
     plan_of: PlanOf,
     settings: RunSettings,
@@ -69,7 +69,7 @@ def delivery_of_blocks(
     specs_of: DecidedSpecs,
     check_order: Callable[[Fields, int], None] = lambda *_: None,
 ) -> Contract:
-    """Return the contract of a ``deliver`` message, which pushes a part of the federated result.
+    """Return the contract of a ``push`` with a part of the federated result.
 
     In iterative pruning it may also push all decisions before a round, to a client that lost its
     hidden states. ``check_order`` checks the fields of a part with this number of blocks. Raises
@@ -86,17 +86,17 @@ def delivery_of_blocks(
     # All blocks are decided only at the end of the last round.
     if whole and header.server_round != last_rounds(plan_of, settings)[0]:
         raise ProtocolError(
-            f"message: the result is delivered in round {header.server_round}, before it is decided"
+            f"message: the result is pushed in round {header.server_round}, before it is decided"
         )
     # Decisions before the round go to a client that lost its hidden states.
     if not whole and (job.strategy != "iterative" or decided != header.server_round - 1):
         raise ProtocolError(
-            f"message: {decided} decided blocks are delivered, which is neither all nor those"
+            f"message: {decided} decided blocks are pushed, which is neither all nor those"
             " before the round"
         )
     blobs = [specs_of(block, settings) for block in plan.blocks[:decided]]
     parts = parts_of_decided(plan, settings, decided, specs_of)
-    delivery = Delivery(
+    push = Push(
         order=order,
         specs={key: specs for block in blobs for key, specs in block.items()},
         parts=[[key for index in part for key in blobs[index]] for part in parts],
@@ -108,4 +108,4 @@ def delivery_of_blocks(
         # Each part has its own number of blocks.
         check_order=lambda told: check_order(told, len(parts[header.part])),
     )
-    return delivery.contract(request, settings)
+    return push.contract(request, settings)

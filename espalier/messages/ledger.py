@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from flwr.app import RecordDict
@@ -33,12 +34,16 @@ class Ledger:
     Parameters
     ----------
     append : function that writes one entry
+    dense_bytes : bytes of each block's dense matrices by blob key; see ``dense_bytes_of``
     """
 
-    def __init__(self, append: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        append: Callable[[dict[str, Any]], None],
+        dense_bytes: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         self._append = append
-        self.dense_bytes: Mapping[str, int] = {}
-        """Bytes of each block's dense matrices by blob key; see ``dense_bytes_of``."""
+        self._dense_bytes = dense_bytes
         self.by_client: dict[int, Traffic] = {}
         """Totals per client.
 
@@ -65,7 +70,7 @@ class Ledger:
         )
         for key, blob in sorted(body.blobs.items()):
             # Blocks with dense bytes show what was saved.
-            dense = {"dense_bytes": self.dense_bytes[key]} if key in self.dense_bytes else {}
+            dense = {"dense_bytes": self._dense_bytes[key]} if key in self._dense_bytes else {}
             self._append(
                 {
                     **common,

@@ -18,7 +18,7 @@ SCHEMA_VERSION = 3
 S = TypeVar("S", bound="Fields")
 
 Kind = Literal[
-    "enrol", "train", "fetch", "shares", "masked", "confirm", "unmask", "deliver", "local_baseline", "evaluate", "refused"
+    "enrol", "train", "fetch", "shares", "masked", "confirm", "unmask", "push", "local_baseline", "evaluate", "refused"
 ]  # fmt: skip
 
 

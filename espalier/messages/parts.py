@@ -2,7 +2,7 @@
 
 Both directions and all methods use it. The reply to a ``train`` has the first part, and each
 ``fetch`` requests a later one by hash. The contracts check the number of parts, the blobs of each
-part, and that every blob has the hash that the report named. ``deliver`` pushes a result part by
+part, and that every blob has the hash that the report named. ``push`` brings a result part by
 part.
 
 Covers: a client works for no round beyond those of the run, for all methods and kinds of messages.
@@ -128,8 +128,8 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Delivery:
-    """Description of data that the server pushes by ``deliver``, before a round or after the last.
+class Push:
+    """Description of data that the server pushes before a round or after the last.
 
     Each part has a contract of its own.
     """
@@ -166,12 +166,12 @@ class Delivery:
         parts = parts_of(self.specs, run.part_bytes) if self.parts is None else self.parts
         if not 0 <= part < len(parts):
             raise ProtocolError(
-                f"message: part {request.header.part} of a deliver does not exist, there are"
+                f"message: part {request.header.part} of a push does not exist, there are"
                 f" {len(parts)}"
             )
         blobs = {key: self.specs[key] for key in parts[part]} | dict(self.beside)
         down = Side(self.order, blobs, self.check_values, self.check_order)
-        return Contract("deliver", run.method, down, Side(NoFields), self.observer)
+        return Contract("push", run.method, down, Side(NoFields), self.observer)
 
 
 def values_within(most: float) -> CheckValues:
@@ -237,7 +237,7 @@ MakeContract = Callable[[MessageBody, PlanOf, RunSettings], Contract]
 def contracts_of(
     reply: Callable[[ModelPlan, RunSettings], Reply],
 ) -> tuple[MakeContract, MakeContract]:
-    """Return ``contract`` and ``delivery`` of a method whose result has the tensors of a reply.
+    """Return ``contract`` and ``push_contract`` of a method whose result has the tensors of a reply.
 
     The result is pushed to clients that evaluate it on their own text.
     """
@@ -245,12 +245,12 @@ def contracts_of(
     def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
         return reply(plan_of(), run).contract(request, run)
 
-    def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
+    def push_contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
         require_result_wanted(run)
         sent = reply(plan_of(), run)
-        return Delivery(sent.specs, check_values=sent.check_values).contract(request, run)
+        return Push(sent.specs, check_values=sent.check_values).contract(request, run)
 
-    return contract, delivery
+    return contract, push_contract
 
 
 def require_result_wanted(run: RunSettings) -> None:
@@ -262,7 +262,7 @@ def require_result_wanted(run: RunSettings) -> None:
         If ``evaluation.own-text`` is off.
     """
     if not run.evaluation.own_text:
-        raise ProtocolError("message: a result is delivered, but evaluation.own-text is off")
+        raise ProtocolError("message: a result is pushed, but evaluation.own-text is off")
 
 
 def parts_of(specs: BlockSpecs, part_bytes: int) -> list[list[str]]:
@@ -332,9 +332,9 @@ def require_round(header: Header, ends: range, run: RunSettings) -> None:
         return
     if header.kind in ("local_baseline", "evaluate"):
         allowed = ends
-    elif header.kind == "deliver":
+    elif header.kind == "push":
         # The result is pushed with the number of the round after the last one.
-        allowed = range(run.job.FIRST_DELIVERY, ends[-1] + 2)
+        allowed = range(run.job.FIRST_PUSH, ends[-1] + 2)
     else:
         allowed = range(1, ends[-1] + 1)
     if header.server_round not in allowed:

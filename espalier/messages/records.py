@@ -32,7 +32,7 @@ FLOWER_TYPES: dict[Kind, str] = {
     "masked": "query.masked",
     "confirm": "query.confirm",
     "unmask": "query.unmask",
-    "deliver": "query.deliver",
+    "push": "query.push",
     "local_baseline": "train.local_baseline",
     "evaluate": "evaluate",
     "refused": "query.refused",

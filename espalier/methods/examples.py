@@ -124,13 +124,13 @@ def rounds(method: str, kind: Kind) -> list[int]:
     if kind == "fetch":
         return [place for place in differ if _comes_in_parts(method, place)]
     last = run.job.last_rounds(run.federation, lambda: len(PLAN.blocks), run.num_clients)[0]
-    result = max(last + 1, job.FIRST_DELIVERY) if len(differ) > 1 else job.FIRST_DELIVERY
+    result = max(last + 1, job.FIRST_PUSH) if len(differ) > 1 else job.FIRST_PUSH
     single: dict[Kind, int] = {
         "enrol": 0,
         "refused": 0,
         "local_baseline": last,
         "evaluate": last,
-        "deliver": result,
+        "push": result,
         "shares": 1,
         "masked": 1,
         "confirm": 1,

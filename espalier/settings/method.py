@@ -35,8 +35,8 @@ class MethodSettings(Table):
     """Reason why the method cannot have the other rules, for the error text."""
     FLEET: ClassVar[str] = "measured"
     """Meaning of ``federation.fleet = 'auto'`` in a simulation."""
-    FIRST_DELIVERY: ClassVar[int] = 1
-    """First round in which the server may push something to a client (``deliver``)."""
+    FIRST_PUSH: ClassVar[int] = 1
+    """First round in which the server may push something to a client (``push``)."""
     ROUNDS_THAT_DIFFER: ClassVar[tuple[int, ...]] = (1,)
     """First round of each format of orders and replies."""
     CHECKS_SITE: ClassVar[bool] = False

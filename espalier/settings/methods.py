@@ -38,10 +38,10 @@ class Row:
     contracts: str = ""
     """Module of the contracts; empty if it is that of ``settings``.
 
-    It has ``contract`` (for train and fetch), ``delivery`` and, optionally, ``EXAMPLES``.
+    It has ``contract`` (for train and fetch), ``push_contract`` and, optionally, ``EXAMPLES``.
     """
-    delivery: str = "client_app.protocol.push:take"
-    """Function of site and request that handles a ``deliver`` message at a client.
+    push: str = "client_app.protocol.push:take"
+    """Function of site and request that handles a ``push`` message at a client.
 
     It works without torch if it only transfers bytes.
     """
@@ -130,7 +130,7 @@ METHODS: dict[str, Row] = {
         job="client_app.methods.pruning.fedspallm",
         summands="espalier.methods.pruning.fedspallm:summands",
         to_summands="client_app.summands.votes:of_kept",
-        delivery="client_app.methods.pruning.fedspallm_layers:take_layers",
+        push="client_app.methods.pruning.fedspallm_layers:take_layers",
         dry_run="server_app.estimate.messages.pruning:DryFedSpaLLM",
         work="server_app.estimate.work.pruning:KeptWeights",
         outcome="server_app.artifacts.pruned_model:PrunedOutcome",
@@ -152,7 +152,7 @@ METHODS: dict[str, Row] = {
         job="client_app.methods.tuning.fedsoda",
         summands="espalier.methods.tuning.adapters.summands:summands",
         to_summands="client_app.summands.adapters:of_adapters",
-        delivery="client_app.methods.tuning.fedsoda:take_any",
+        push="client_app.methods.tuning.fedsoda:take_any",
         dry_run="server_app.estimate.messages.tuning:DryFedSoda",
         work="server_app.estimate.work.tuning:SubTuned",
         outcome="server_app.artifacts.adapters:SubModelOutcome",
@@ -171,7 +171,7 @@ METHODS: dict[str, Row] = {
             "chooses a ratio and a rank for each client by its losses, and averages each row"
             " over the clients that kept it, weighted by the importance of each"
         ),
-        delivery="client_app.methods.tuning.fedspine_cut:take_or_cut",
+        push="client_app.methods.tuning.fedspine_cut:take_or_cut",
         dry_run="server_app.estimate.messages.tuning:DryFedSpine",
         work="server_app.estimate.work.tuning:Spined",
         outcome="server_app.artifacts.fedspine:RefinedOutcome",

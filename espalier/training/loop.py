@@ -54,7 +54,7 @@ class Trained:
     """AdamW's moments, to continue in a later call."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Loop:
     """Training of one party."""
 
@@ -89,8 +89,6 @@ class Loop:
     """Betas of AdamW."""
     max_gradient_norm: float = MAX_GRADIENT_NORM
     """Norm to which a step's gradients are clipped."""
-    _called: Any = field(default=None, init=False)
-    """Model as it is called in a step, compiled if the settings say so."""
 
     def run(self, first_step: int, steps: int, moments: Moments | None = None) -> Trained:
         """Train ``steps`` steps, starting with the number ``first_step``.
@@ -107,12 +105,10 @@ class Loop:
         )
         trained = Trained()
         # Compiled code belongs to the model and is used again in later rounds of a process.
-        self._called = (
-            torch.compile(self.model, dynamic=True) if self.settings.compile else self.model
-        )
+        called = torch.compile(self.model, dynamic=True) if self.settings.compile else self.model
         with in_training(self.model, self.settings.gradient_checkpointing):
             for step in beats(range(first_step, first_step + steps), "training step"):
-                trained.losses.append(self._backward(step))
+                trained.losses.append(self._backward(called, step))
                 # A penalty and FedProx have gradients without any sequence, so it is asked before.
                 learnt = any(
                     value.grad is not None and bool(value.grad.any())
@@ -154,8 +150,11 @@ class Loop:
             }
         return optimizer
 
-    def _backward(self, step: int) -> float:
-        """Accumulate the gradients of the mean loss over a step's counted tokens, and return it."""
+    def _backward(self, called: Any, step: int) -> float:
+        """Accumulate the gradients of the mean loss over a step's counted tokens, and return it.
+
+        ``called`` is the model, compiled if the settings say so.
+        """
         # The gradients of the step before.
         for parameter in self.parameters.values():
             parameter.grad = None
@@ -179,7 +178,7 @@ class Loop:
             # Dropout depends only on seed, step and batch, so a repeated step draws the same.
             seed = derive_seed(self.seed, "dropout", server_round=step, block=place)
             with seeded(seed, [one for one in devices if one.type == "cuda"]):
-                summed = self.loss(self._called, batch, device)
+                summed = self.loss(called, batch, device)
                 if summed.dtype != torch.float32 or summed.ndim:
                     raise ValueError(
                         f"a loss is {summed.dtype}, {list(summed.shape)}, and must be"

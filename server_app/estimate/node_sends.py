@@ -49,7 +49,7 @@ def sends(outlook: Outlook, plan: ModelPlan | None) -> Iterator[str]:
             subsequent_indent="    ",
         )
     yield (
-        "  any failed message: the error text; a deliver that is not listed: that something arrived"
+        "  any failed message: the error text; a push that is not listed: that something arrived"
     )
 
 

@@ -150,7 +150,7 @@ class AdapterAverager:
         """Push the global adapters to the clients of a round, and return these clients.
 
         The last part is sent with the order. The first round needs no adapters, because every
-        client makes the initial ones from the seed. ``first`` is the number of the ``deliver`` with
+        client makes the initial ones from the seed. ``first`` is the number of the ``push`` with
         the first part.
         """
         self._round = server_round
@@ -176,7 +176,7 @@ class AdapterAverager:
     ) -> None:
         """Push the global adapters to clients with these rank limits, without ``omitted`` parts.
 
-        ``first`` is the number of the ``deliver`` with the first part.
+        ``first`` is the number of the ``push`` with the first part.
         """
         rounds = self.run.rounds
         wanted = {
@@ -189,8 +189,8 @@ class AdapterAverager:
             seats = [seat for seat in rounds.receiving() if part < len(wanted.get(seat.client, ()))]
             requests = [
                 rounds.request(
-                    "deliver",
-                    seat,
+                    "push",
+                    seat.client,
                     server_round,
                     Order(rank_limit=rank_limits[seat.client]),
                     self._blobs(seat.client, rank_limits[seat.client], wanted[seat.client][part])
@@ -202,7 +202,7 @@ class AdapterAverager:
             # Answers only confirm; ``exchange`` drops clients that fail.
             list(rounds.exchange(requests))
 
-    def deliver(self, server_round: int) -> None:
+    def push_result(self, server_round: int) -> None:
         """Push the complete result after the last round to the clients, if they need it."""
         self.clock.record(self.adapters().rounds)
         if self._brings_result:
@@ -231,13 +231,12 @@ class AdapterAverager:
     def order(self, server_round: int, client: int) -> ClientOrder:
         """Return the order to train; each part of the reply has complete blocks, or the head."""
         limit = self.rank_limits[client]
-        parts = self._parts(client, limit, server_round)
         # Round 1 sends no adapters: the seed determines them.
         later = server_round > 1
+        last = self._parts(client, limit, server_round)[-1] if later else ()
         return ClientOrder(
             Order(rank_limit=limit),
-            parts,
-            self._blobs(client, limit, parts[-1]) if later else {},
+            self._blobs(client, limit, last),
             self.adapters().along(client) if later else {},
             # Contracts of later parts need the rank that the client reported.
             fetch=lambda report, hashes: PartOrder(
@@ -545,6 +544,6 @@ class Tuning(Method):
         self.averager.restore(state)
         super().restore(state)
 
-    def deliver(self, server_round: int) -> None:
+    def push_result(self, server_round: int) -> None:
         """Push the result to the clients after the last round, if they need it."""
-        self.averager.deliver(server_round)
+        self.averager.push_result(server_round)

@@ -128,7 +128,7 @@ class AdapterResult(RunResult):
         residuals = load(self.store.get(before)) if before else None
         cut = self._cut(key, tensors, limit)
         # Both cut to the limit, so that the first ranks of both are compared.
-        if self.job.delivers_differences(federation):
+        if self.job.pushes_differences(federation):
             cut = differences(cut, self._cut(key, first, limit))
         blob, lost = pack_adapters(cut, federation.wire_dtype, residuals)
         self.sent.setdefault(name, {})[key] = self.store.put(blob)
@@ -162,7 +162,7 @@ class AdapterResult(RunResult):
         shapes = self.adapters.limited(limit).shapes()[key]
         found = unpack_adapters(shapes, self.blob(key, limit), federation.wire_dtype)
         # A client adds differences to its own first values.
-        differ = self.job.delivers_differences(federation)
+        differ = self.job.pushes_differences(federation)
         return sums(self._cut(key, self._first_tensors(key), limit), found) if differ else found
 
     # ----- clients, whose adapters may differ from the global ones in a subclass ------------------

@@ -30,7 +30,7 @@ from espalier.messages.enrolment import Challenge, Enrolment, Refusal, SignedEnr
 from espalier.messages.message import MessageBody, NoFields, validate
 from espalier.messages.signed_name import is_signed, new_nonce, statement
 from strategies.base.roster import Seat
-from strategies.base.rounds import POLL_SECONDS, Rounds, error_of
+from strategies.base.rounds import POLL_SECONDS, Request, Rounds, error_of
 
 NO_CLIENT = -1
 REFUSED_SECONDS = 15.0
@@ -52,7 +52,7 @@ class _Question:
     """Request for a node's name."""
 
     node_id: int
-    request: MessageBody
+    request: Request
     since: float
     """Time at which it was sent."""
 
@@ -74,7 +74,7 @@ class Enroller:
     """Number of times that each node was asked."""
     _waiting: dict[str, "_Question"] = field(default_factory=dict)
     """Questions that nodes have not answered yet, by message id."""
-    _untold: dict[str, tuple[int, MessageBody]] = field(default_factory=dict)
+    _untold: dict[str, tuple[int, Request]] = field(default_factory=dict)
     """Refusals sent to nodes that have not confirmed them yet, by message id."""
     _claims: dict[str, list[int]] = field(default_factory=dict)
     """Further nodes that claim a site's name, in the order of their answers."""
@@ -252,11 +252,10 @@ class Enroller:
         for node_id in sorted(set(self.rounds.grid.get_node_ids()) - self._asked):
             self._asked.add(node_id)
             self._tries[node_id] += 1
-            seat = Seat(NO_CLIENT, "", node_id)
             # A fresh nonce per question: an earlier signature cannot be replayed.
             asked = NoFields() if self.keys is None else Challenge(nonce=new_nonce())
-            request = self.rounds.request("enrol", seat, 0, asked)
-            if (message_id := self.rounds.push(request, seat)) is not None:
+            request = self.rounds.request("enrol", NO_CLIENT, 0, asked)
+            if (message_id := self.rounds.send(request, node_id)) is not None:
                 since = self.rounds.clock.now()
                 self._waiting[message_id] = _Question(node_id, request, since)
         for message_id, question in list(self._waiting.items()):
@@ -271,14 +270,14 @@ class Enroller:
                 if (enrolment := self._read(reply, node_id, question.request)) is not None:
                     yield node_id, enrolment
 
-    def _read(self, reply: Message, node_id: int, request: MessageBody) -> Enrolment | None:
+    def _read(self, reply: Message, node_id: int, request: Request) -> Enrolment | None:
         notified: int | None = node_id
         try:
             if not reply.has_content():
                 # A node that could not run the app cannot receive the reason either.
                 notified = None
                 raise InputError(error_of(reply))
-            body = self.rounds.checked(reply, request, Seat(NO_CLIENT, "", node_id))
+            body = self.rounds.checked(reply, request)
             if body.header.status == "ok":
                 return self._known(body, node_id, request)
             notified, (site, reason) = None, refused_by(str(body.fields["reason"]))
@@ -335,9 +334,8 @@ class Enroller:
         # In a simulation the node's log is this run's log.
         if self.rounds.shared_workers:
             return
-        seat = Seat(NO_CLIENT, "", node_id)
-        request = self.rounds.request("refused", seat, 0, Refusal.because(reason))
-        if (message_id := self.rounds.push(request, seat)) is not None:
+        request = self.rounds.request("refused", NO_CLIENT, 0, Refusal.because(reason))
+        if (message_id := self.rounds.send(request, node_id)) is not None:
             self._untold[message_id] = (node_id, request)
 
     def _await_told(self) -> None:
@@ -359,7 +357,7 @@ class Enroller:
                 if reply is not None and reply.has_content():
                     # The content does not matter, but the ledger has to count its bytes.
                     with suppress(EspalierError):
-                        self.rounds.checked(reply, request, Seat(NO_CLIENT, "", node_id))
+                        self.rounds.checked(reply, request)
             if not self._untold or clock.now() >= end:
                 return
             clock.sleep(POLL_SECONDS)

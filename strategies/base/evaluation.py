@@ -18,7 +18,7 @@ from espalier.messages.evaluation import SAMPLES_BLOB, TEST_BLOB, Texts, require
 from espalier.messages.message import MessageBody
 from espalier.messages.tensor_blobs import pack_tensors
 from espalier.settings.run import RunSettings
-from strategies.base.rounds import Rounds
+from strategies.base.rounds import Request, Rounds
 from strategies.base.run import Run
 
 
@@ -62,12 +62,12 @@ class ClientEvaluation:
         if not run.simulation:
             require_many(self._texts)
 
-    def requests(self, rounds: Rounds, server_round: int) -> list[MessageBody]:
+    def requests(self, rounds: Rounds, server_round: int) -> list[Request]:
         """Return one request per active client, with the evaluation texts and test items."""
         if not self.asked:
             return []
         return [
-            rounds.request("evaluate", seat, server_round, self._texts, self._blobs)
+            rounds.request("evaluate", seat.client, server_round, self._texts, self._blobs)
             for seat in rounds.roster.active()
         ]
 

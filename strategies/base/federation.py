@@ -19,6 +19,7 @@ from strategies.base.evaluation import in_words
 from strategies.base.inbox import Inbox
 from strategies.base.method import ClientOrder, FoldsSums, Method, Selection
 from strategies.base.roster import Seat
+from strategies.base.rounds import Reply, Request
 from strategies.base.run_folder import Times
 from strategies.base.sums.exchanges import SecureSum
 from strategies.base.sums.masked_sums import MaskedSums
@@ -51,8 +52,8 @@ class Federation:
         """Last round whose decisions are in the checkpoint."""
         self._orders: dict[int, ClientOrder] = {}
         """Order of each client of the round."""
-        self._reports: dict[int, dict[str, Any]] = {}
-        """Report of each client of the round, from its first reply part."""
+        self._replies: dict[int, Reply] = {}
+        """First reply of each client of the round, without blobs."""
 
     # ----- phases of a run ------------------------------------------------------------------------
 
@@ -91,10 +92,9 @@ class Federation:
         while (server_round := rounds.finished + 1) <= self.method.num_rounds:
             self._round(server_round)
         last = rounds.finished
-        rounds.evaluating = True
-        rounds.begin()
+        rounds.end()
         # The result leaves first: baselines and evaluation refer to it.
-        self.method.deliver(last)
+        self.method.push_result(last)
         self._make_local_baselines(last)
         rounds.begin()
         evaluation = self.method.evaluation
@@ -123,7 +123,7 @@ class Federation:
 
     # Blobs are stored before the state that names them.
     def _resume(self, saved: dict[str, Any]) -> None:
-        self.rounds.finished = saved["round"]
+        self.rounds.finish(saved["round"])
         self._prepared = saved["state"]["prepared"]
         self.measurements = saved["state"]["measurements"]
         self.method.restore(saved["state"])
@@ -177,14 +177,14 @@ class Federation:
         # 4. The checkpoint is written last, so a crash before it repeats the round.
         self._measure_result(server_round)
         self._save(server_round)
-        rounds.finished = server_round
+        rounds.finish(server_round)
         self.run.progress.note(
             "checkpoint", f"checkpoint   after round {server_round}", round=server_round
         )
 
     def _requests(
         self, server_round: int, clients: Iterable[int], session: str
-    ) -> Iterator[MessageBody]:
+    ) -> Iterator[Request]:
         """Yield the orders of clients that still take part; ``session`` is that of a secure sum."""
         # Clients may have been dropped since the selection.
         active = {seat.client for seat in self.rounds.roster.active()}
@@ -192,19 +192,17 @@ class Federation:
             order = self.method.order(server_round, client)
             # The message has the blobs, so the order need not keep them in memory.
             self._orders[client] = replace(order, blobs={})
-            seat = self.rounds.roster.seats[client]
             blobs = {**order.blobs, **order.along}
-            request = self.rounds.request("train", seat, server_round, order.fields, blobs)
-            if session:
-                request.fields["session"] = session
-            yield request
+            yield self.rounds.request(
+                "train", client, server_round, order.fields, blobs, session=session
+            )
 
     def _caught_up(
         self,
         server_round: int,
         catch_up: Callable[[Sequence[int]], None] | None,
         session: str,
-    ) -> Iterator[MessageBody]:
+    ) -> Iterator[Reply]:
         """Push lost state to the clients that need it, then repeat their orders."""
         lost = self.rounds.begin_catching_up()
         if not lost or catch_up is None:
@@ -214,25 +212,24 @@ class Federation:
             self._requests(server_round, lost, session), self._next_part
         )
 
-    def _next_part(self, body: MessageBody) -> MessageBody | None:
+    def _next_part(self, body: Reply | Request) -> Request | None:
         """Return the request for the next part of a client's reply, by the hashes of its report."""
         header = body.header
         order = self._orders[header.client]
-        if header.kind == "train":
-            self._reports[header.client] = body.fields
+        if isinstance(body, Reply):
+            self._replies[header.client] = replace(body, blobs={}, tensors={})
+        first = self._replies[header.client]
+        parts = first.contract.parts
         following = header.part + 1
-        # With secure sums the tensors follow masked, after the clients have exchanged keys.
-        # The last part has arrived.
-        if following == len(order.parts) or self.run.settings.federation.secure_sum:
+        # The last part has arrived. A secure sum has no other part: its tensors follow masked.
+        if following == len(parts):
             return None
-        report = self._reports[header.client]
-        keys = [key for part in order.parts for key in part]
+        keys = [key for part in parts for key in part]
         # The client committed to the hashes in its first reply; later parts must match them.
-        hashes = dict(zip(keys, report["blob_sha256"], strict=True))
-        asked = order.fetch(report, [hashes[key] for key in sorted(order.parts[following])])
-        seat = self.rounds.roster.seats[header.client]
+        hashes = dict(zip(keys, first.fields["blob_sha256"], strict=True))
+        asked = order.fetch(first.fields, [hashes[key] for key in sorted(parts[following])])
         return self.rounds.request(
-            "fetch", seat, header.server_round, asked, dict(order.along), following
+            "fetch", header.client, header.server_round, asked, order.along, following
         )
 
     def _aggregate(
@@ -286,7 +283,7 @@ class Federation:
         # Reports of clients whose tensors are in the sum; the others' work is lost.
         for client in masked.included:
             seat = self.rounds.roster.seats[client]
-            train = self.rounds.request("train", seat, server_round, NoFields())
+            train = self.rounds.request("train", client, server_round, NoFields())
             report = report_of(masked.reports[str(client)])
             self.method.note_part(seat, replace(train, fields=report))
         assert isinstance(self.method, FoldsSums)
@@ -344,8 +341,8 @@ class Federation:
         # The time of all rounds may exceed that of one; slow clients are not cut off.
         rounds.begin(least=max(map(self._patience, seats)) * rounds.settings.attempts)
         requests = [
-            rounds.request("local_baseline", seat, server_round, orders[seat.client])
-            for seat in seats
+            rounds.request("local_baseline", client, server_round, order)
+            for client, order in orders.items()
         ]
         for body in rounds.exchange(requests, patience=self._patience):
             seat = rounds.roster.seats[body.header.client]

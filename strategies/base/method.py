@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.contracts import contract_for
 from espalier.messages.local_baseline import BaselineOrder
 from espalier.messages.message import Fields, MessageBody, NoFields
 from espalier.messages.parts import PartRequest
@@ -73,12 +72,10 @@ class Selection:
 
 @dataclass(frozen=True)
 class ClientOrder:
-    """Request to a client in a round, and the form of its reply."""
+    """Request to a client in a round, and how its reply is fetched."""
 
-    fields: Fields
+    fields: Fields = field(default_factory=NoFields)
     """Fields of ``train``."""
-    parts: Sequence[Sequence[str]]
-    """Blob keys of each part in which the reply is sent."""
     blobs: Mapping[str, bytes] = field(default_factory=dict)
     """Blobs of ``train``."""
     along: Mapping[str, bytes] = field(default_factory=dict)
@@ -163,16 +160,8 @@ class Method(ABC):
         return None
 
     def order(self, server_round: int, client: int) -> ClientOrder:
-        """Return the order of a client in a round, and the parts of its reply.
-
-        By default it is an order without content, with the parts of its contract.
-        """
-        run = self.run
-        # The contract determines the parts, so server and client cut the reply in the same way.
-        seat = self.rounds.roster.seats[client]
-        order = self.rounds.request("train", seat, server_round, NoFields())
-        contract = contract_for(order, lambda: run.model.plan, run.settings)
-        return ClientOrder(NoFields(), contract.parts)
+        """Return the order of a client in a round, by default one without content."""
+        return ClientOrder()
 
     def catch_up(self, server_round: int) -> Callable[[Sequence[int]], None] | None:
         """Return a function that pushes to clients the state that they lost.
@@ -199,7 +188,7 @@ class Method(ABC):
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Aggregate the replies of these clients, in client order."""
 
-    def deliver(self, server_round: int) -> None:
+    def push_result(self, server_round: int) -> None:
         """Push the result to the clients after the last round, if they need it."""
         return
 

@@ -14,6 +14,7 @@ from espalier.hf.machine.computing import set_up
 from espalier.hf.opening.base_check import require_within_limits
 from espalier.hf.opening.opened import open_model
 from espalier.identity.names import lineage_of
+from espalier.messages.ledger import dense_bytes_of
 from espalier.settings.run import parse
 from strategies.base.method import require_fit
 from strategies.base.run import Run
@@ -61,7 +62,7 @@ def new_run(grid: Grid, context: Context) -> Run:
     run_id = str(context.run_id)
     path = at_home(settings.out_dir).absolute() / f"{stamp}-{settings.method}-{run_id}"
     try:
-        folder = RunFolder(path)
+        folder = RunFolder(path, dense_bytes_of(model.plan))
     except OSError as error:
         raise InputError(
             f"out-dir = {settings.out_dir!r}: {path} cannot be made ({error.strerror}); name a"

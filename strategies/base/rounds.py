@@ -11,6 +11,7 @@ another node only when its node is gone or has missed the deadline of the last a
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Protocol
 
 from flwr.app import Message
@@ -20,11 +21,12 @@ from espalier.amounts import count, duration
 from espalier.errors import INTERRUPTS, EspalierError, InputError
 from espalier.flower.load_faults import could_not_load, load_remedy
 from espalier.identity.names import printable
-from espalier.messages.contract import check_reply
+from espalier.messages.contract import Contract, check_reply
 from espalier.messages.contracts import contract_for
 from espalier.messages.ledger import REQUESTS_AHEAD, lifetime
 from espalier.messages.message import Fields, Kind, MessageBody, request_header
 from espalier.messages.records import address, read
+from espalier.messages.sums.secure_sum import SESSION
 from espalier.models.plan import ModelPlan
 from espalier.settings.run import RunSettings
 from espalier.storage.activity import AtWork
@@ -63,7 +65,29 @@ TOLD_REASONS = 20
 
 Patience = Callable[[Seat], float]
 
-FollowUp = Callable[[MessageBody], MessageBody | None]
+
+@dataclass
+class Request(MessageBody):
+    """Request to a client, with the contract of the exchange."""
+
+    make_contract: Callable[[MessageBody], Contract] = field(
+        kw_only=True, compare=False, repr=False
+    )
+
+    @cached_property
+    def contract(self) -> Contract:
+        """Contract of the request and its reply."""
+        return self.make_contract(self)
+
+
+@dataclass
+class Reply(MessageBody):
+    """Checked reply of a client, with the contract of its request."""
+
+    contract: Contract = field(kw_only=True, compare=False, repr=False)
+
+
+FollowUp = Callable[[Reply | Request], Request | None]
 """Return the next request to a client after its first reply or a later request, or None."""
 
 
@@ -87,7 +111,7 @@ class RunFailed(RuntimeError):
 
 @dataclass(eq=False)
 class _Pending:
-    request: MessageBody
+    request: Request
     seat: Seat
     message_id: str | None
     """Flower's message id; None while the message waits for the site's node to reconnect."""
@@ -120,7 +144,7 @@ class Rounds:
     """
     work: AtWork | None = None
     """Log of the simulated clients' work on this machine; None in a deployment."""
-    finished: int = 0
+    finished: int = field(default=0, init=False)
     """Number of finished rounds."""
     lost: dict[int, str] | None = None
     """Clients that reported lost state in this round, with the reason.
@@ -131,40 +155,53 @@ class Rounds:
     """Clients among ``lost`` that are receiving their state again."""
     ends: float = math.inf
     """Time at which the round or the evaluation ends for clients that have not answered."""
-    evaluating: bool = False
+    _over: bool = field(default=False, init=False)
     """True after the last round: a client that fails now keeps its contribution."""
-    _seating: Seating | None = None
+    _seating: Seating | None = field(default=None, init=False)
 
     def seat_with(self, seating: Seating) -> None:
         """Let ``seating`` find nodes and move seats while replies are awaited."""
         self._seating = seating
 
+    def clients_have(self, plan: ModelPlan) -> None:
+        """Make contracts for clients that have a model with this plan, in place of the base."""
+        self.plan = plan
+
+    def finish(self, server_round: int) -> None:
+        """Record that a round and all before it are finished."""
+        self.finished = server_round
+
     def request(
         self,
         kind: Kind,
-        seat: Seat,
+        client: int,
         server_round: int,
         fields: Fields,
-        blobs: dict[str, bytes] | None = None,
+        blobs: Mapping[str, bytes] | None = None,
         part: int = 0,
-    ) -> MessageBody:
-        """Return the first attempt of a request to a client."""
+        session: str = "",
+    ) -> Request:
+        """Return the first attempt of a request to a client; ``session`` is that of a secure sum."""
         header = request_header(
-            self.settings.method, kind, server_round, seat.client, part, self.lineage
+            self.settings.method, kind, server_round, client, part, self.lineage
         )
-        return MessageBody(header, fields.model_dump(), blobs or {})
+        values = fields.model_dump() | ({SESSION: session} if session else {})
+        return Request(header, values, dict(blobs or {}), make_contract=self._contract)
 
-    def push(self, body: MessageBody, seat: Seat, seconds: float = 0.0) -> str | None:
-        """Send a request to the present node of its client.
+    def _contract(self, request: MessageBody) -> Contract:
+        return contract_for(request, lambda: self.plan, self.settings)
+
+    def send(self, body: MessageBody, node_id: int, seconds: float = 0.0) -> str | None:
+        """Send a request to a node.
 
         The answer may take ``seconds``, or ``deadline-seconds`` if that is more. Returns Flower's
         message id, or None if Flower did not accept the message.
         """
         # A message lives in the SuperLink at least as long as its answer is waited for.
         needed = lifetime(max(seconds, self.settings.deadline_seconds))
-        message = address(body, seat.node_id, SIMULATED_TTL if self.shared_workers else needed)
+        message = address(body, node_id, SIMULATED_TTL if self.shared_workers else needed)
         # Counted when it is sent: lost messages and repetitions cost bytes too.
-        self.folder.ledger.record("down", seat.client, body, message.content)
+        self.folder.ledger.record("down", body.header.client, body, message.content)
         return next(iter(self.grid.push_messages([message])), None)
 
     def pull(self, message_id: str) -> Message | None:
@@ -181,6 +218,11 @@ class Rounds:
         self.lost = {} if can_catch_up else None
         self.catching_up = set()
 
+    def end(self) -> None:
+        """End the rounds, and start the time limit of the requests after them."""
+        self._over = True
+        self.begin()
+
     def begin_catching_up(self) -> list[int]:
         """Include the clients that lost their state in pushes again, and return them."""
         self.catching_up = set(self.lost or {})
@@ -196,17 +238,17 @@ class Rounds:
         server_round: int,
         parts: Iterable[tuple[Fields, Mapping[str, bytes]]],
         clients: Collection[int] | None = None,
-    ) -> list[MessageBody]:
+    ) -> list[Reply]:
         """Push fields and blobs to clients, one part after the other, and return the answers.
 
         ``clients`` restricts the clients; None means all that still take part.
         """
-        answers: list[MessageBody] = []
+        answers: list[Reply] = []
         # One part for all clients, then the next, so that memory holds one part of blobs at a time.
         for part, (fields, blobs) in enumerate(parts):
             seats = [s for s in self.receiving() if clients is None or s.client in clients]
             answers += self.exchange(
-                self.request("deliver", seat, server_round, fields, dict(blobs), part)
+                self.request("push", seat.client, server_round, fields, blobs, part)
                 for seat in seats
             )
         return answers
@@ -232,10 +274,10 @@ class Rounds:
 
     def exchange(
         self,
-        requests: Iterable[MessageBody],
+        requests: Iterable[Request],
         follow_up: FollowUp = lambda _: None,
         patience: Patience = lambda _: 0.0,
-    ) -> Iterator[MessageBody]:
+    ) -> Iterator[Reply]:
         """Send requests, and yield each valid reply as it arrives. Clients that fail are dropped.
 
         The next part of a reply is requested before the last one is processed, but pulled only
@@ -251,8 +293,8 @@ class Rounds:
             ``deadline-seconds``
         """
         # 1. Send the first request to each client.
-        pending = [self._send(request, patience) for request in requests]
-        last: dict[int, MessageBody] = {}
+        pending = [self._sent(request, patience) for request in requests]
+        last: dict[int, Request] = {}
         next_look = self.clock.now() + LOOK_SECONDS
         last_reply = self.clock.now()
         # Near the end of the round's time, clients still get the time of one message with its
@@ -329,9 +371,9 @@ class Rounds:
 
     def _ask_ahead(
         self,
-        body: MessageBody,
+        body: Reply,
         pending: list[_Pending],
-        last: dict[int, MessageBody],
+        last: dict[int, Request],
         follow_up: FollowUp,
     ) -> None:
         """Send a client its next requests.
@@ -348,17 +390,17 @@ class Rounds:
             and (following := follow_up(last.get(client, body))) is not None
         ):
             last[client] = following
-            own.append(self._send(following))
+            own.append(self._sent(following))
             pending.append(own[-1])
         for place, entry in enumerate(own, start=1):
             # A part that a later one has overtaken may be lost, so its deadline is not extended.
             if entry.request.header.part > body.header.part:
                 entry.deadline = self.clock.now() + place * entry.seconds
 
-    def _send(self, body: MessageBody, patience: Patience = lambda _: 0.0) -> _Pending:
+    def _sent(self, body: Request, patience: Patience = lambda _: 0.0) -> _Pending:
         seat = self.roster.seats[body.header.client]
         seconds = max(patience(seat), self.settings.deadline_seconds)
-        message_id = self.push(body, seat, seconds)
+        message_id = self.send(body, seat.node_id, seconds)
         now = self.clock.now()
         return _Pending(body, seat, message_id, seconds, now + seconds, seat.node_id, now)
 
@@ -400,22 +442,20 @@ class Rounds:
         self.progress.note("sent_again", f"sending again to {seat.site}: {reason}", **note)
         # Only the attempt differs, so the client recognises the request and repeats its answer.
         again = replace(entry.request, header=header.model_copy(update={"attempt": number}))
-        following = self._send(again, lambda _: entry.seconds)
+        following = self._sent(again, lambda _: entry.seconds)
         # The wait is counted from the first attempt.
         following.since = entry.since
         # In place, because ``exchange`` goes through a copy of the list.
         pending[pending.index(entry)] = following
 
-    def _accept(
-        self, entry: _Pending, reply: Message, pending: list[_Pending]
-    ) -> MessageBody | None:
+    def _accept(self, entry: _Pending, reply: Message, pending: list[_Pending]) -> Reply | None:
         """Check a reply; return None if the client was dropped, asked again, or has to catch up."""
         # Flower's own error, for instance of a crashed worker: try again.
         if not reply.has_content():
             self._send_again(entry, pending, error_of(reply), late=False)
             return None
         try:
-            body = self.checked(reply, entry.request, entry.seat)
+            body = self.checked(reply, entry.request)
         except EspalierError as error:
             # A reply that breaks its contract is not asked for again: its sender is at fault.
             self._give_up(entry, pending, f"reply refused: {error}")
@@ -449,7 +489,7 @@ class Rounds:
         Its contribution is lost, unless the rounds are over.
         """
         reason = printable(f"{kind}: {why}")
-        if self.evaluating:
+        if self._over:
             # The rounds are over, so its contribution stays in the result.
             seat.leave_out(reason)
         else:
@@ -457,7 +497,7 @@ class Rounds:
         note = {"client": seat.client, "site": seat.site, "reason": reason}
         self.progress.note("dropped", f"dropped      {seat.site}: {reason}", **note)
 
-    def checked(self, reply: Message, request: MessageBody, seat: Seat) -> MessageBody:
+    def checked(self, reply: Message, request: Request) -> Reply:
         """Return the content of a reply after checking it against its contract.
 
         It has the tensors that the check decoded. A valid reply is recorded in the ledger with its
@@ -465,22 +505,22 @@ class Rounds:
         InputError, so that it affects only its sender; but OSError is a fault of the server's disk.
         """
         try:
-            # The contract follows from the request, never from what the reply says.
             body = read(reply.content)
-            contract = contract_for(request, lambda: self.plan, self.settings)
-            check_reply(body, request, contract, keep=True)
+            # The contract follows from the request, never from what the reply says.
+            checked = Reply(**vars(body), contract=request.contract)
+            check_reply(checked, request, request.contract, keep=True)
         except (OSError, *INTERRUPTS):
             raise
         except BaseException as error:
             # Not only ``Exception``: parsers of hostile bytes may raise anything.
-            self.folder.ledger.record_refused(seat.client, request.header, reply.content)
+            self.folder.ledger.record_refused(request.header.client, request.header, reply.content)
             known = isinstance(error, EspalierError)
             raise InputError(
                 # The type only: the text of an unexpected error may quote the client's bytes.
                 str(error) if known else f"unexpected {type(error).__name__}"
             ) from None
-        self.folder.ledger.record("up", seat.client, body, reply.content)
-        return body
+        self.folder.ledger.record("up", request.header.client, checked, reply.content)
+        return checked
 
     def _is_to_catch_up(self, entry: _Pending, body: MessageBody) -> bool:
         """Return True if a client reported lost state that can be restored, once in a round."""
@@ -490,7 +530,7 @@ class Rounds:
         if (
             self.lost is None
             or seat.client in self.lost
-            or entry.request.header.kind not in ("deliver", "train", "fetch")
+            or entry.request.header.kind not in ("push", "train", "fetch")
             or not body.fields.get("lost")
         ):
             return False

@@ -8,7 +8,6 @@ from flwr.serverapp import Grid
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.identity.site_keys import PublicKeys
-from espalier.messages.ledger import dense_bytes_of
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
 from espalier.storage.activity import AtWork
@@ -47,8 +46,6 @@ class Run:
         self.seconds_before = self.folder.load_times().run
         self.progress = Progress(self.folder, self.clock)
         self.checkpoint = CheckpointFolder(self.folder.checkpoint)
-        # The size with which the summary compares all traffic.
-        self.folder.ledger.dense_bytes = dense_bytes_of(self.model.plan)
         self.rounds = Rounds(
             self.grid,
             self.settings,

@@ -3,9 +3,11 @@
 import math
 import os
 import weakref
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import InitVar, dataclass, field
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from espalier.environment.bounded_json import read_json
@@ -51,19 +53,21 @@ class RunFolder:
     """
 
     path: Path
+    dense_bytes: InitVar[Mapping[str, int]] = MappingProxyType({})
+    """Bytes of each block's dense matrices, which the ledger compares with blobs."""
     metrics: JsonLines = field(init=False)
     ledger: Ledger = field(init=False)
     _written: JsonLines = field(init=False)
     _handle: int = field(init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, dense_bytes: Mapping[str, int]) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         # An open handle keeps the inode, so that no other directory can be taken for this one.
         self._handle = os.open(self.path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._handle)
         self.metrics = _Lines(self, "metrics.jsonl")
         self._written = _Lines(self, "ledger.jsonl")
-        self.ledger = Ledger(self._written.append)
+        self.ledger = Ledger(self._written.append, dense_bytes)
 
     def is_there(self) -> bool:
         """Return whether the directory is still the one that was opened."""

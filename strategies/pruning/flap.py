@@ -123,7 +123,7 @@ class Flap(Method):
         """Decide the cut by the moments of each block."""
         self.result.keep(flap_cuts(self.run.model, moments, self.job))
 
-    def deliver(self, server_round: int) -> None:
+    def push_result(self, server_round: int) -> None:
         """Push the decisions to the clients, for the evaluation on their own text."""
         self.result.push(server_round)
 

@@ -20,8 +20,6 @@ from espalier.hf.group_scores.mask_tuning import RESCALE_DAMPING, scaled_cuts, s
 from espalier.hf.group_scores.taylor import read_factor, taylor_cut
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.cuts import MAX_SCALE, pack_cut, read_cut
-from espalier.messages.message import NoFields
-from espalier.messages.parts import parts_of
 from espalier.methods.pruning.llm_pruner import (
     AIMS,
     JOINT,
@@ -29,12 +27,10 @@ from espalier.methods.pruning.llm_pruner import (
     cut_blocks,
     equation_key,
     equation_places,
-    equation_specs,
     fisher_name,
     require_sendable,
     score_name,
     score_scale,
-    score_specs,
     summands,
 )
 from espalier.models.groups import Cut, Groups
@@ -99,14 +95,10 @@ class LlmPruner(Method):
 
         In round 2 each request has the cut, because it determines the shapes.
         """
-        part_bytes = self.run.settings.part_bytes
         if server_round == 1:
-            parts = parts_of(score_specs(self.plan, self.run.settings), part_bytes)
-            return ClientOrder(NoFields(), parts)
-        # Parts follow the shapes of the remaining groups.
-        parts = parts_of(equation_specs(self.plan, self._cut(), self.job), part_bytes)
+            return ClientOrder()
         cut = {block_key(block.index): self.result.blob(block.index) for block in self.plan.blocks}
-        return ClientOrder(NoFields(), parts, along=cut, sends="normal equations")
+        return ClientOrder(along=cut, sends="normal equations")
 
     def _cut(self) -> Cut:
         return read_cut(self.groups, self.result.blob)
@@ -157,7 +149,7 @@ class LlmPruner(Method):
         blocks = self.plan.blocks
         self.result.keep(pack_cut(self.groups, cut, block.index) for block in blocks)
 
-    def deliver(self, server_round: int) -> None:
+    def push_result(self, server_round: int) -> None:
         """Push the decisions to the clients, for the evaluation on their own text."""
         self.result.push(server_round)
 

@@ -28,7 +28,7 @@ from espalier.hf.group_scores.streamline import (
 from espalier.hf.opening.opened import OpenedModel, check_labels
 from espalier.hf.structured.export import require_form
 from espalier.messages.blobs.adapters import differences, pack_adapters, read_adapter, read_layer
-from espalier.messages.message import Fields, MessageBody, NoFields, validate
+from espalier.messages.message import Fields, MessageBody, validate
 from espalier.methods.pruning.llm_streamline import (
     COSINES,
     SIMILARITY_KEY,
@@ -194,17 +194,16 @@ class LlmStreamline(Method):
         In round 2, clients start from the base model's own block, so nothing is sent.
         """
         if server_round == 1:
-            return ClientOrder(NoFields(), [[SIMILARITY_KEY]])
-        parts = self._parts()
+            return ClientOrder()
         start = self.result.start
+        brought = self._parts()[-1] if server_round > 2 else ()
         return ClientOrder(
             Replace(start=start),
-            parts,
-            {key: self.result.blob(key) for key in parts[-1]} if server_round > 2 else {},
+            {key: self.result.blob(key) for key in brought},
             fetch=lambda report, hashes: ReplacePart(blob_sha256=hashes, start=start),
         )
 
-    def deliver(self, server_round: int) -> None:
+    def push_result(self, server_round: int) -> None:
         """Push the result to the clients for the evaluation on their own text."""
         if self.run.settings.evaluation.own_text:
             # Without a replacement one message names the removed blocks.

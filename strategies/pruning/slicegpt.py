@@ -213,7 +213,7 @@ class SliceGpt(Method):
                 "sliced", f"{name}: {kept:.2%} of the signals kept", place=name, kept=kept
             )
 
-    def deliver(self, server_round: int) -> None:
+    def push_result(self, server_round: int) -> None:
         """Push the bases to the clients, for the evaluation on their own text."""
         if not self.run.settings.evaluation.own_text:
             return

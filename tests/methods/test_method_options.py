@@ -35,7 +35,7 @@ class TestOptions(Federations):
     method = "toy"
     settings: ClassVar[dict[str, Any]] = {"toy.strength": 0.5}
 
-    def test_a_delivery_may_be_answered(
+    def test_a_push_may_be_answered(
         self, on_own_text: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A client's answer may carry fields of the method's contract.
@@ -43,10 +43,10 @@ class TestOptions(Federations):
         Here it lists the blobs that the client lacks.
         """
         told: list[dict[str, Any]] = []
-        honest = contract.delivery
+        honest = contract.push_contract
         pushed = Rounds.push_parts
 
-        def delivery(*arguments: Any) -> Contract:
+        def push_contract(*arguments: Any) -> Contract:
             return replace(honest(*arguments), up=Side(Lacks))
 
         def take_part(site: Site, request: MessageBody) -> MessageBody:
@@ -60,7 +60,7 @@ class TestOptions(Federations):
             told.extend(body.fields for body in answers)
             return answers
 
-        monkeypatch.setattr(contract, "delivery", delivery)
+        monkeypatch.setattr(contract, "push_contract", push_contract)
         monkeypatch.setattr("client_app.protocol.push.take", take_part)
         monkeypatch.setattr(Rounds, "push_parts", push_parts)
         document = summary(on_own_text.run())

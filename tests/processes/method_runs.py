@@ -9,7 +9,7 @@ METHODS = {
             "lora.merge=true",
             "evaluation.local-baseline=false",
         ),
-        ["enrol", "train", "fetch", "deliver", "train", "fetch"],
+        ["enrol", "train", "fetch", "push", "train", "fetch"],
     ),
     "fedprllm": (("data.num-samples=20", "num-clients=3"), ["enrol", "train", "evaluate"]),
     "fedspallm": (
@@ -38,7 +38,7 @@ METHODS = {
             "fedsoda.realign-steps=2",
             "fedsoda.realign-every=2",
         ),
-        ["enrol", "deliver", "deliver", "deliver", "train", "deliver", "train"],
+        ["enrol", "push", "push", "push", "train", "push", "train"],
     ),
     "fedspine": (
         (
@@ -49,7 +49,7 @@ METHODS = {
             "part-bytes=1000000",
             "federation.fleet=full",
         ),
-        ["enrol", "train", "deliver", "train", "deliver", "local_baseline"],
+        ["enrol", "train", "push", "train", "push", "local_baseline"],
     ),
     "sft-p": (
         (
@@ -58,7 +58,7 @@ METHODS = {
             "evaluation.local-baseline=false",
             "part-bytes=1000000",
         ),
-        ["enrol", "train", "deliver", "local_baseline"],
+        ["enrol", "train", "push", "local_baseline"],
     ),
     "flap": (
         ("data.num-samples=20", "evaluation.local-baseline=false"),
@@ -111,7 +111,7 @@ METHODS = {
             "lora.merge=true",
             "evaluation.local-baseline=false",
         ),
-        ["enrol", "train", "deliver", "train", "fetch"],
+        ["enrol", "train", "push", "train", "fetch"],
     ),
     "fed-sb": (
         (

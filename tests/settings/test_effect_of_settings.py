@@ -218,7 +218,7 @@ def test_rounded_dtypes_send_differences(method: str, wire_dtype: str, svd: bool
     run = parse(changes | ({f"{method}.aggregation": "svd"} if svd else {}))
     sends = run.federation.sends_differences
     assert sends == (wire_dtype != "float32")
-    assert run.of(AdapterAveraging).delivers_differences(run.federation) == (sends and not svd)
+    assert run.of(AdapterAveraging).pushes_differences(run.federation) == (sends and not svd)
 
 
 @pytest.mark.parametrize(

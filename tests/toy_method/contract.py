@@ -31,7 +31,7 @@ def reply(plan: ModelPlan, run: RunSettings) -> Reply:
     return Reply({"vector": {"mean": mean}}, learns, check_values=values_within(100))
 
 
-contract, delivery = contracts_of(reply)
+contract, push_contract = contracts_of(reply)
 
 
 def scaled(weight: "Tensor", _: int, blobs: Mapping[str, bytes], run: RunSettings) -> "Tensor":

@@ -16,7 +16,7 @@ Held = dict[str, dict[str, Any]]
 
 
 def take_layers(site: Site, request: MessageBody) -> MessageBody:
-    """Answer a ``deliver``: store layers that replace the base model's from this round on."""
+    """Answer a ``push``: store layers that replace the base model's from this round on."""
     update = validate(Update, request.fields)
     state = site.state(request.header)
     server_round = request.header.server_round

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from client_app.methods.tuning.personal_model import delivered_cut
+from client_app.methods.tuning.personal_model import pushed_cut
 from client_app.protocol.answer_once import kept_report
 from client_app.protocol.calibration import answer_from_samples
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation
@@ -43,7 +43,7 @@ def evaluate(site: Site, request: MessageBody) -> Evaluation:
         site,
         request,
         _alone(site, request.header),
-        lambda: delivered_cut(site, request.header, biases(site.settings)),
+        lambda: pushed_cut(site, request.header, biases(site.settings)),
     )
 
 

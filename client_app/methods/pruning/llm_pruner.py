@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from client_app.methods.tuning.personal_model import delivered_cut
+from client_app.methods.tuning.personal_model import pushed_cut
 from client_app.protocol.answer_once import kept_report
 from client_app.protocol.calibration import answer_from_samples, samples_of
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation
@@ -93,7 +93,7 @@ def evaluate(site: Site, request: MessageBody) -> Evaluation:
     header = request.header
     job = site.settings.of(LlmPrunerSettings)
     return prepare_evaluation(
-        site, request, _alone(site, header), lambda: delivered_cut(site, header, (), job.rescaled)
+        site, request, _alone(site, header), lambda: pushed_cut(site, header, (), job.rescaled)
     )
 
 

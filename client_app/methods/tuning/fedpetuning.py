@@ -129,13 +129,12 @@ def _train(
     start = begins_with(site, adapters, brought(site, request), server_round=server_round)
     sent = of_round(adapters, site.settings, server_round)
     # The schedule continues over the rounds.
-    first_step = (server_round - 1) * site.settings.training.steps
-    training = _training(site, sent, beside, request.header.client, first_step)
+    steps = site.settings.training.steps
+    first_step = (server_round - 1) * steps
     # Only HetLoRA lowers ranks.
     pruning = SelfPruning.of(site.settings, adapters, rank_limit)
-    steps = site.settings.training.steps
-    if pruning is not None and pruning.regularisation > 0:
-        training.penalty = pruning.penalty
+    penalty = pruning.penalty if pruning is not None and pruning.regularisation > 0 else None
+    training = _training(site, sent, beside, request.header.client, first_step, penalty)
     with mistakes_of_kernels():
         # 1. Train.
         tensors, outcome = training.run(start, first_step, steps)
@@ -169,11 +168,15 @@ def report_of(
 
 
 def _training(
-    site: Site, adapters: AdapterPlan, beside: Beside, client: int, first_step: int = 0
+    site: Site,
+    adapters: AdapterPlan,
+    beside: Beside,
+    client: int,
+    first_step: int = 0,
+    penalty: Callable[[Tensors], Tensor] | None = None,
 ) -> AdapterTraining:
     """Return a client's training; refuse a first round of fewer tokens than the policy requires."""
     settings = site.settings
-    penalty = None
     # A method's own penalty replaces the proximal term.
     if beside.penalty is not None:
         settings = settings.without_proximal()

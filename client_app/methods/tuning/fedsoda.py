@@ -40,7 +40,7 @@ It is kept apart from the alignments, so that a missing alignment is noticed.
 
 
 def take_any(site: Site, request: MessageBody) -> MessageBody:
-    """Answer a ``deliver`` for the sub-model, for its emulator's LoRA, or for the adapters."""
+    """Answer a ``push`` for the sub-model, for its emulator's LoRA, or for the adapters."""
     what = request.fields.get("what")
     if what == "model":
         return take_offer(site, request)
@@ -182,7 +182,7 @@ def _emulator(
         for key, shapes in plan.shapes().items()
     }
     # Differences are relative to the initial values, which the seed determines.
-    if not settings.of(FedSodaSettings).delivers_differences(settings.federation):
+    if not settings.of(FedSodaSettings).pushes_differences(settings.federation):
         return plan, found
     first = initial_values(site.model, plan, settings.seed)
     return plan, {key: sums(first[key], block) for key, block in found.items()}

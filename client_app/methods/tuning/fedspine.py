@@ -186,6 +186,9 @@ def _train(site: Site, state: PrivateState, request: MessageBody, own: CutModel)
 def _training(site: Site, own: CutModel, client: int) -> tuple[AdapterTraining, GroupImportance]:
     """Return a device's training, and the observer that measures its prunable groups."""
     settings = site.settings
+    watch = GroupImportance(
+        own.model, own.adapters, lambda: training.adapted, settings.of(FedSpineSettings)
+    )
     training = AdapterTraining(
         model=own.model,
         computing=site.computing,
@@ -195,11 +198,8 @@ def _training(site: Site, own: CutModel, client: int) -> tuple[AdapterTraining, 
         seed=derive_seed(settings.seed, "training", client=client),
         cache_folder=own.cache_folder,
         load=site.load,
+        observer=watch,
     )
-    watch = GroupImportance(
-        own.model, own.adapters, lambda: training.adapted, settings.of(FedSpineSettings)
-    )
-    training.observer = watch
     return training, watch
 
 
@@ -253,7 +253,7 @@ def local_baseline(site: Site, request: MessageBody) -> MessageBody:
 
     def make(state: PrivateState) -> dict[str, Any]:
         if (target := own_folder(site, state)) is not None:
-            own, tensors = _delivered(site, request.header)
+            own, tensors = _pushed(site, request.header)
             # An encoder has a head, which is written with it.
             if own.adapters.head:
                 write_own_encoder(site, own.model, own.adapters, tensors, target)
@@ -274,7 +274,7 @@ def evaluate(site: Site, request: MessageBody) -> Evaluation:
 
     With ``own_text`` it is also compared with the dense model on the device's own held-out data.
     """
-    own, tensors = _delivered(site, request.header)
+    own, tensors = _pushed(site, request.header)
     if site.settings.task.name == TEXT:
         edits = _edits(own, tensors)
         return prepare_evaluation(site, request, (own.model, edits), lambda: (own.model, edits))
@@ -295,7 +295,7 @@ def evaluate(site: Site, request: MessageBody) -> Evaluation:
     return prepare_task_evaluation(site, request, model_of)
 
 
-def _delivered(site: Site, header: Header) -> tuple[CutModel, Tensors]:
+def _pushed(site: Site, header: Header) -> tuple[CutModel, Tensors]:
     """Return the final cut and adapters of this device."""
     # The first part contains the cut, and the number of parts follows from the cut.
     store, hashes, _ = taken(site, after(header), 1)

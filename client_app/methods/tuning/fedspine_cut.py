@@ -25,7 +25,7 @@ MEASURED = "measured-units"
 
 
 def take_or_cut(site: Site, request: MessageBody) -> MessageBody:
-    """Answer a ``deliver``: the question of what to cut, or a part of the global adapters."""
+    """Answer a ``push``: the question of what to cut, or a part of the global adapters."""
     header = request.header
     if header.part > 0 or header.server_round > site.settings.federation.rounds:
         # Only part 0 asks for a cut. After the last round, every part belongs to the final result.

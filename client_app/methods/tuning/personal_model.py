@@ -124,7 +124,7 @@ tokenizer = AutoTokenizer.from_pretrained(".")
 """
 
 
-def delivered_cut(
+def pushed_cut(
     site: Site, header: Header, biases: Sequence[str], scaled: Sequence[str] = ()
 ) -> OpenedModel:
     """Open the federated smaller model that the server pushed."""

@@ -54,7 +54,7 @@ def begins_with(
         key: decoded.pop(key, None) or unpack_adapters(shapes, blobs[key], federation.wire_dtype)
         for key, shapes in received.shapes().items()
     }
-    differ = job.delivers_differences(federation)
+    differ = job.pushes_differences(federation)
     # Only some factors were sent, or differences: the others have their initial values.
     if not differ and received.factors == FACTORS and not received.bases:
         return found

@@ -268,7 +268,7 @@ def _fit(site: Site, state: PrivateState, header: Header) -> None:
     steps = site.settings.of(SftPSettings).late_steps
     fedpetuning.require_enough(site, training, range(steps))
     with mistakes_of_kernels():
-        training.fitted(_delivered(site, header), steps)
+        training.fitted(_pushed(site, header), steps)
     kept = {OWN: {EMBEDDING: training.embedding}}
     client_state.keep(state, client_state.CONDITIONING, header.server_round, kept)
     mask_history.note_fit(state, training.spent)
@@ -292,10 +292,10 @@ def _own(site: Site, state: PrivateState, header: Header) -> tuple[Tensors, Tens
             f"{header.kind}: this client no longer has its embedding, without which it has no model"
             " of its own"
         )
-    return _delivered(site, header), own_embedding(site, state, after(header))
+    return _pushed(site, header), own_embedding(site, state, after(header))
 
 
-def _delivered(site: Site, header: Header) -> Tensors:
+def _pushed(site: Site, header: Header) -> Tensors:
     """Return the final generator and LoRA."""
     plan = trained(site.model.plan, site.settings)
     blobs = pushed_blobs(site, after(header), len(parts(plan, site.settings)))

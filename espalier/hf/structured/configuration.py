@@ -152,7 +152,7 @@ def _rest(family: Family, plan: ModelPlan, structure: Structure) -> dict[str, An
     if structure.added_biases:
         rest["biases"] = list(structure.added_biases)
     if structure.cuts_residual:
-        rest["lanes"] = [
+        rest["residual_dimensions"] = [
             {kind: as_ranges(block.kept(kind)) for kind in RESIDUAL_KINDS}
             for block in structure.blocks
         ]

@@ -17,7 +17,7 @@ Keys of ``structure``, all optional:
 - ``head_dim``: rows of a query, key or value matrix per head, in families without such a key
 - ``biases``: matrices that have a bias even if the family gives them none: ``attn.o`` and
   ``mlp.down``
-- ``lanes``: the residual dimensions that attention and feed-forward part of each block read and
+- ``residual_dimensions``: the residual dimensions that attention and feed-forward part of each block read and
   write, as ranges ``"0-3,7"``. Dimensions to read are selected after the norm. The output is placed
   in its dimensions, with zeros elsewhere.
 - ``norm_of_read``: if true, a norm divides by the root mean square of the dimensions that are read,
@@ -82,28 +82,28 @@ LIKE_BERT = {
     "attn.v": "attention.self.value", "attn.o": "attention.output.dense",
     "mlp.up": "intermediate.dense", "mlp.down": "output.dense",
 }  # fmt: skip
-LANES_OF = {"attn": ("input_layernorm", "self_attn"), "mlp": ("post_attention_layernorm", "mlp")}
+RESIDUAL_OF = {"attn": ("input_layernorm", "self_attn"), "mlp": ("post_attention_layernorm", "mlp")}
 """Norm after which residual dimensions are read, and module that writes, in models like LLaMA."""
-LANES_OF_GEMMA = LANES_OF | {"mlp": ("pre_feedforward_layernorm", "mlp")}
+RESIDUAL_OF_GEMMA = RESIDUAL_OF | {"mlp": ("pre_feedforward_layernorm", "mlp")}
 """The same in Gemma, which has another norm after attention."""
 
 
-class Lanes:
+class ResidualDimensions:
     """Indices of residual dimensions, as a tensor on each device that uses them."""
 
-    def __init__(self, lanes: list[int]) -> None:
-        self.lanes = lanes
+    def __init__(self, dimensions: list[int]) -> None:
+        self.dimensions = dimensions
         self._known: dict[torch.device, Tensor] = {}
 
     def on(self, device: torch.device) -> Tensor:
         """Return the indices as a tensor on a device, (dimensions,), int64."""
         # Models are built on the meta device, so the tensor is created at first use.
         if device not in self._known:
-            self._known[device] = torch.tensor(self.lanes, device=device)
+            self._known[device] = torch.tensor(self.dimensions, device=device)
         return self._known[device]
 
 
-class ReadLanes(Lanes):
+class ReadDimensions(ResidualDimensions):
     """Forward hook of a norm that selects residual dimensions of its output."""
 
     def __call__(self, norm: nn.Module, inputs: Any, output: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class ReadLanes(Lanes):
         return output.index_select(-1, self.on(output.device))
 
 
-class NormReadLanes(ReadLanes):
+class NormReadDimensions(ReadDimensions):
     """Forward hook of an RMS norm that also normalises by the selected dimensions only."""
 
     def __call__(self, norm: Any, inputs: Any, output: Tensor) -> Tensor:
@@ -125,11 +125,11 @@ class NormReadLanes(ReadLanes):
         return (super().__call__(norm, inputs, output) * factor).to(output.dtype)
 
 
-class WriteLanes(Lanes):
+class WriteDimensions(ResidualDimensions):
     """Forward hook of attention or feed-forward part that expands the output to the full width."""
 
-    def __init__(self, lanes: list[int], width: int) -> None:
-        super().__init__(lanes)
+    def __init__(self, dimensions: list[int], width: int) -> None:
+        super().__init__(dimensions)
         self.width = width
 
     def __call__(self, module: nn.Module, inputs: Any, output: Any) -> Any:
@@ -239,12 +239,10 @@ def narrow(
         key_rows = own.groups * own.head_dim
         query_rows = own.heads * own.head_dim
         channels = own.channels
-        lanes = {
-            name: numbers(text)
-            for name, text in (structure.get("lanes") or [{}] * len(blocks))[index].items()
-        }
-        reads = {part: len(lanes.get(f"{part}_reads", range(width))) for part in LANES_OF}
-        writes = {part: len(lanes.get(f"{part}_writes", range(width))) for part in LANES_OF}
+        ranges = structure.get("residual_dimensions") or [{}] * len(blocks)
+        dimensions = {name: numbers(text) for name, text in ranges[index].items()}
+        reads = {part: len(dimensions.get(f"{part}_reads", range(width))) for part in RESIDUAL_OF}
+        writes = {part: len(dimensions.get(f"{part}_writes", range(width))) for part in RESIDUAL_OF}
         shapes = {
             "attn.q": (query_rows, reads["attn"]),
             "attn.k": (key_rows, reads["attn"]), "attn.v": (key_rows, reads["attn"]),
@@ -277,16 +275,16 @@ def narrow(
         if "attn.qkv" in paths:
             # Phi splits the fused matrix by the number of heads in the configuration.
             attention.config = ConfigOfBlock(attention.config, own.heads)
-        if not lanes:
+        if not dimensions:
             continue
         everything = list(range(width))
-        reading = NormReadLanes if structure.get("norm_of_read") else ReadLanes
+        reading = NormReadDimensions if structure.get("norm_of_read") else ReadDimensions
         of_gemma = hasattr(block, "pre_feedforward_layernorm")
-        for part, (norm, module) in (LANES_OF_GEMMA if of_gemma else LANES_OF).items():
-            if (read := lanes[f"{part}_reads"]) != everything:
+        for part, (norm, module) in (RESIDUAL_OF_GEMMA if of_gemma else RESIDUAL_OF).items():
+            if (read := dimensions[f"{part}_reads"]) != everything:
                 block.get_submodule(norm).register_forward_hook(reading(read))
-            if (written := lanes[f"{part}_writes"]) != everything:
-                block.get_submodule(module).register_forward_hook(WriteLanes(written, width))
+            if (written := dimensions[f"{part}_writes"]) != everything:
+                block.get_submodule(module).register_forward_hook(WriteDimensions(written, width))
 
 
 class _Structured:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from espalier.errors import ProtocolError
 from espalier.messages.contract import Contract
 from espalier.messages.message import MessageBody
-from espalier.messages.parts import Delivery, require_result_wanted
+from espalier.messages.parts import Push, require_result_wanted
 from espalier.messages.tensor_blobs import (
     TensorSpec,
     pack_tensors,
@@ -171,22 +171,22 @@ class SomeOfEachKindStays:
             raise ProtocolError(f"{key}: a scale is not a number, or beyond {MAX_SCALE:g}")
 
 
-def delivery_of_cuts(
+def push_of_cuts(
     request: MessageBody,
     plan_of: PlanOf,
     run: RunSettings,
     biases: Sequence[str],
     scaled: Sequence[str] = (),
 ) -> Contract:
-    """Return the contract of a ``deliver`` that pushes a part of the cut for evaluation.
+    """Return the contract of a ``push`` with a part of the cut for evaluation.
 
     Raises ProtocolError if this run pushes no result, or if there is no such part.
     """
     require_result_wanted(run)
     plan = plan_of()
     specs = cut_specs(plan, biases, scaled)
-    delivery = Delivery(specs=specs, check_values=SomeOfEachKindStays(plan))
-    return delivery.contract(request, run)
+    push = Push(specs=specs, check_values=SomeOfEachKindStays(plan))
+    return push.contract(request, run)
 
 
 CUT = "groups.cut"

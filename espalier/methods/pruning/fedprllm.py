@@ -16,8 +16,8 @@ from espalier.messages.contract import BlockSpecs, Contract
 from espalier.messages.decided_blocks import (
     Decided,
     blocks_of_round,
-    delivery_of_blocks,
     parts_of_decided,
+    push_of_blocks,
 )
 from espalier.messages.message import Fields, Kind, MessageBody, NoFields
 from espalier.messages.parts import Reply
@@ -128,8 +128,8 @@ def decided_parts(plan: ModelPlan, settings: RunSettings, decided: int) -> list[
     return parts_of_decided(plan, settings, decided, decided_specs)
 
 
-def delivery(request: MessageBody, plan_of: PlanOf, settings: RunSettings) -> Contract:
-    """Return the contract of a ``deliver`` message (``decided_blocks.delivery_of_blocks``)."""
+def push_contract(request: MessageBody, plan_of: PlanOf, settings: RunSettings) -> Contract:
+    """Return the contract of a ``push`` message (``decided_blocks.push_of_blocks``)."""
 
     def a_number_per_block(decision: Fields, number: int) -> None:
         if isinstance(decision, Decision) and len(decision.num_voters) != number:
@@ -137,9 +137,7 @@ def delivery(request: MessageBody, plan_of: PlanOf, settings: RunSettings) -> Co
                 f"Decision: {len(decision.num_voters)} numbers of voters for {number} blocks"
             )
 
-    return delivery_of_blocks(
-        request, plan_of, settings, Decision, decided_specs, a_number_per_block
-    )
+    return push_of_blocks(request, plan_of, settings, Decision, decided_specs, a_number_per_block)
 
 
 def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
@@ -192,5 +190,5 @@ OBSERVER = (
     " work took."
 )
 
-EXAMPLES: dict[Kind, dict[str, Any]] = {"deliver": {"num_voters": [1], "decided": 2}}
+EXAMPLES: dict[Kind, dict[str, Any]] = {"push": {"num_voters": [1], "decided": 2}}
 """Example fields by kind for a model of two blocks; the contract of the kind depends on them."""

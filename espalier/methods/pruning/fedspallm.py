@@ -333,8 +333,8 @@ def update_specs(plan: ModelPlan, update: Update) -> dict[str, Mapping[str, Tens
     return blobs
 
 
-def delivery(request: MessageBody, plan_of: PlanOf, settings: RunSettings) -> Contract:
-    """Return the contract of a ``deliver`` message, which pushes stale layers of the global model.
+def push_contract(request: MessageBody, plan_of: PlanOf, settings: RunSettings) -> Contract:
+    """Return the contract of a ``push`` with stale layers of the global model.
 
     Raises ProtocolError if layers are not ascending or do not exist, or if versions or counts do
     not fit them.
@@ -357,7 +357,7 @@ def delivery(request: MessageBody, plan_of: PlanOf, settings: RunSettings) -> Co
         require_kept(plan.block(key), key, blob)
 
     return Contract(
-        kind="deliver",
+        kind="push",
         method=settings.method,
         down=Side(Update, update_specs(plan, update), masks_fit),
         up=Side(NoFields),
@@ -382,7 +382,7 @@ OBSERVER = (
 EXAMPLES: dict[Kind, dict[str, Any]] = {
     "train": {"blocks": [0, 1], "versions": [0, 0]},
     "fetch": {"blocks": [0, 1]},
-    "deliver": {
+    "push": {
         "blocks": [0, 1],
         "versions": [1, 1],
         "num_kept": [2048, 2048, 2048, 2048, 8192, 8192, 8192] * 2,

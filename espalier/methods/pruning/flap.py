@@ -11,7 +11,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from espalier.errors import ProtocolError
-from espalier.messages.blobs.cuts import delivery_of_cuts
+from espalier.messages.blobs.cuts import push_of_cuts
 from espalier.messages.contract import Contract
 from espalier.messages.message import MessageBody
 from espalier.messages.parts import MAX_SAMPLES, Reply
@@ -134,9 +134,9 @@ def biases(run: RunSettings) -> tuple[str, ...]:
     return ADDED_BIASES if run.of(FlapSettings).bias_compensation else ()
 
 
-def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
-    """Return the contract of a ``deliver`` that pushes a part of the cut for evaluation."""
-    return delivery_of_cuts(request, plan_of, run, biases(run))
+def push_contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
+    """Return the contract of a ``push`` with a part of the cut for evaluation."""
+    return push_of_cuts(request, plan_of, run, biases(run))
 
 
 OBSERVER = (

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from espalier.errors import ProtocolError
-from espalier.messages.blobs.cuts import SomeOfEachKindStays, cut_specs, delivery_of_cuts, read_cut
+from espalier.messages.blobs.cuts import SomeOfEachKindStays, cut_specs, push_of_cuts, read_cut
 from espalier.messages.contract import Contract
 from espalier.messages.message import MessageBody
 from espalier.messages.parts import Reply
@@ -380,9 +380,9 @@ def _equations(request: MessageBody, plan: ModelPlan, run: RunSettings) -> Reply
     )
 
 
-def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
-    """Return the contract of a ``deliver`` that pushes a part of the cut for evaluation."""
-    return delivery_of_cuts(request, plan_of, run, (), run.of(LlmPrunerSettings).rescaled)
+def push_contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
+    """Return the contract of a ``push`` with a part of the cut for evaluation."""
+    return push_of_cuts(request, plan_of, run, (), run.of(LlmPrunerSettings).rescaled)
 
 
 OBSERVER = (

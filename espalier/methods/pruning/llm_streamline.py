@@ -2,7 +2,7 @@
 
 Adjacent blocks that hardly change their input are removed. One trained layer can take their place.
 
-In the first round clients send similarities. In later rounds the layer is exchanged: ``deliver``
+In the first round clients send similarities. In later rounds the layer is exchanged: ``push``
 pushes all its parts but the last, and the last comes with ``train``; the client replies with the
 trained layer. The first of these rounds starts from a block of the base model, which every client
 has.
@@ -20,8 +20,8 @@ from espalier.messages.contract import CheckValues, Contract
 from espalier.messages.message import Fields, Kind, MessageBody, validate
 from espalier.messages.parts import (
     MAX_SAMPLES,
-    Delivery,
     PartRequest,
+    Push,
     Reply,
     Report,
     parts_of,
@@ -56,7 +56,7 @@ class LlmStreamlineSettings(SmallerSettings):
     )
     ROUNDS: ClassVar[int] = 3
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
-    FIRST_DELIVERY: ClassVar[int] = 2
+    FIRST_PUSH: ClassVar[int] = 2
     ROUNDS_THAT_DIFFER: ClassVar[tuple[int, ...]] = (1, 2)
     READ_WITH: ClassVar[ReadWith] = {
         key: {"replacement": ("layer",)} for key in ("steps", "batch-size", "learning-rate")
@@ -302,8 +302,8 @@ def _require_start(start: int, plan: ModelPlan, run: RunSettings) -> None:
         )
 
 
-def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
-    """Return the contract of a ``deliver``, which pushes a part of the layer.
+def push_contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
+    """Return the contract of a ``push`` with a part of the layer.
 
     If no layer is trained, it pushes only the number of the first block that is removed. Raises
     ProtocolError if the start or the part does not exist, or if nothing is pushed in this round.
@@ -316,17 +316,17 @@ def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     trained = job.replacement == "layer"
     if request.header.server_round == 2 <= last:
         raise ProtocolError(
-            "message: a deliver of round 2 does not exist, it begins with a block of the base model"
+            "message: a push of round 2 does not exist, it begins with a block of the base model"
         )
     if request.header.server_round > last:
         require_result_wanted(run)
-    delivery = Delivery(
+    push = Push(
         order=Replace,
         specs=layer_specs(plan, run, order.start) if trained else {},
         observer="That a part of the layer arrived, and nothing else.",
         check_values=_values_of(plan, run, order.start),
     )
-    return delivery.contract(request, run)
+    return push.contract(request, run)
 
 
 OBSERVER = (
@@ -347,7 +347,7 @@ OBSERVER_OF_LAYER = (
 EXAMPLES: dict[Kind | tuple[Kind, int], dict[str, Any]] = {
     ("train", 2): {"start": 0},
     "fetch": {"start": 0},
-    "deliver": {"start": 0},
+    "push": {"start": 0},
 }
 """Example fields for a model of two blocks, by kind, or by kind and round.
 

@@ -17,8 +17,8 @@ from espalier.messages.contract import BlockSpecs, Contract
 from espalier.messages.decided_blocks import (
     Decided,
     blocks_of_round,
-    delivery_of_blocks,
     parts_of_decided,
+    push_of_blocks,
 )
 from espalier.messages.message import Kind, MessageBody
 from espalier.messages.parts import MAX_SAMPLES, Reply
@@ -154,9 +154,9 @@ def decided_parts(plan: ModelPlan, run: RunSettings, decided: int) -> list[range
     return parts_of_decided(plan, run, decided, decided_specs)
 
 
-def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
-    """Return the contract of a ``deliver`` message (``decided_blocks.delivery_of_blocks``)."""
-    return delivery_of_blocks(request, plan_of, run, Decided, decided_specs)
+def push_contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
+    """Return the contract of a ``push`` message (``decided_blocks.push_of_blocks``)."""
+    return push_of_blocks(request, plan_of, run, Decided, decided_specs)
 
 
 def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
@@ -201,5 +201,5 @@ PRIVATE_OBSERVER = (
     " if `privacy.noise` is `secure`."
 )
 
-EXAMPLES: dict[Kind, dict[str, int]] = {"deliver": {"decided": 2}}
+EXAMPLES: dict[Kind, dict[str, int]] = {"push": {"decided": 2}}
 """Example fields by kind for a model of two blocks; the contract of the kind depends on them."""

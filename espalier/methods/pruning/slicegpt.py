@@ -19,7 +19,7 @@ from espalier.messages.contract import Contract
 from espalier.messages.message import Fields, MessageBody
 from espalier.messages.parts import (
     MAX_SAMPLES,
-    Delivery,
+    Push,
     Reply,
     Report,
     require_result_wanted,
@@ -231,10 +231,10 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     return reply.contract(request, run)
 
 
-def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
-    """Return the contract of a ``deliver`` that pushes a part of the bases for evaluation."""
+def push_contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
+    """Return the contract of a ``push`` with a part of the bases for evaluation."""
     require_result_wanted(run)
-    bases = Delivery(specs=basis_specs(plan_of(), run), check_values=_are_directions)
+    bases = Push(specs=basis_specs(plan_of(), run), check_values=_are_directions)
     return bases.contract(request, run)
 
 

@@ -3,7 +3,7 @@
 Clients tune the last blocks of a pruned, quantised sub-model, which the server keeps aligned with
 the full model. They send LoRA of the adapter.
 
-Clients have no base model. ``deliver`` pushes the sub-model, which is identified by the hash of its
+Clients have no base model. ``push`` brings the sub-model, which is identified by the hash of its
 files, and the emulator's LoRA, before the first round and after each alignment. From the second
 round on it also pushes the adapter's LoRA. Clients send the same as in all tuning methods.
 """
@@ -23,7 +23,7 @@ from espalier.messages.blobs.model_pieces import (
 )
 from espalier.messages.contract import Contract, Side
 from espalier.messages.message import Fields, Kind, MessageBody, NoFields, validate
-from espalier.messages.parts import Delivery, Sha256
+from espalier.messages.parts import Push, Sha256
 from espalier.methods.tuning.adapters import contract as averaging
 from espalier.methods.tuning.adapters.settings import AdapterAveraging
 from espalier.methods.tuning.adapters.tensors import blob_specs
@@ -47,7 +47,7 @@ class FedSodaSettings(AdapterAveraging, PublicTextSettings):
     """
 
     FEDERATION: ClassVar[tuple[str, ...]] = (*AdapterAveraging.FEDERATION, "secure-sum")
-    FIRST_DELIVERY = 1
+    FIRST_PUSH = 1
     ROUNDS = 10
     NEEDS_BASE_MODEL = False
     READ_WITH: ClassVar[ReadWith] = {"uniform-rounding": {"drop": ("uniform",)}}
@@ -221,8 +221,8 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     return averaging.contract(request, plan_of, run, SubModelOrder, observer=TRAINED)
 
 
-def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
-    """Return the contract of a ``deliver`` message, which the field ``what`` selects.
+def push_contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
+    """Return the contract of a ``push`` message, which the field ``what`` selects.
 
     It is an offer of the sub-model, a piece of it, a part of its emulator's LoRA, or a part of the
     adapter's LoRA. Raises ProtocolError if there is no such part, or if nothing of the kind is
@@ -240,41 +240,41 @@ def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
                 require_pieces(answer.pieces, len(offered.piece_sha256))
 
         return Contract(
-            "deliver", run.method, Side(Manifest), Side(Lacking, check_fields=of_these), OFFERED
+            "push", run.method, Side(Manifest), Side(Lacking, check_fields=of_these), OFFERED
         )
     if what == "piece":
         down = Side(Piece, piece_specs(validate(Piece, request.fields)))
         return Contract(
-            "deliver", run.method, down, Side(NoFields), "that a piece of the sub-model arrived"
+            "push", run.method, down, Side(NoFields), "that a piece of the sub-model arrived"
         )
     if what == "emulator":
         return _emulator(request, plan_of, run)
     if header.server_round == 1:
         raise ProtocolError(
-            "message: the adapter's LoRA is delivered in round 1, whose first one comes from the"
+            "message: the adapter's LoRA is pushed in round 1, whose first one comes from the"
             " run's seed"
         )
-    return averaging.delivery(request, plan_of, run)
+    return averaging.push_contract(request, plan_of, run)
 
 
 def _emulator(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     told = validate(EmulatorPart, request.fields)
     if not run.of(FedSodaSettings).aligns:
         raise ProtocolError(
-            "message: LoRA of the emulator is delivered, but the settings align nothing"
+            "message: LoRA of the emulator is pushed, but the settings align nothing"
         )
     if told.aligned > request.header.server_round:
         raise ProtocolError(
             f"message: LoRA of the emulator is of round {told.aligned}, which is to come"
         )
     adapters = emulator_adapters(plan_of(), run, told.blocks)
-    delivery = Delivery(
+    push = Push(
         order=EmulatorPart,
         specs=blob_specs(adapters, run),
         observer="That a part of the emulator's LoRA arrived, and nothing else.",
         check_values=Values(adapters, run).check,
     )
-    return delivery.contract(request, run)
+    return push.contract(request, run)
 
 
 _HASH = "0" * 64
@@ -296,12 +296,12 @@ EXAMPLES: dict[Kind | tuple[Kind, int], dict[str, Any] | list[dict[str, Any]]] =
     "local_baseline": averaging.EXAMPLES["local_baseline"],
     "fetch": averaging.EXAMPLES["fetch"],
     "train": {**averaging.EXAMPLES["train"], "model_sha256": _HASH, "aligned": 1},
-    "deliver": [
+    "push": [
         OFFER,
         {"what": "piece", "model_sha256": _HASH, "index": 0, "size": 8},
         {"what": "emulator", "blocks": [0], "aligned": 1},
     ],
-    ("deliver", 2): averaging.EXAMPLES["deliver"],
+    ("push", 2): averaging.EXAMPLES["push"],
 }
 """Example fields by kind, or by kind and round; the contract of the kind depends on them.
 

@@ -3,7 +3,7 @@
 A bandit of its own chooses each device's pruning ratio and LoRA rank. A device's cut is agreed
 first, then adapters of its shape are exchanged.
 
-From round 2 on, the first ``deliver`` of a round asks a device to cut its model to a pruning ratio.
+From round 2 on, the first ``push`` of a round asks a device to cut its model to a pruning ratio.
 The device replies with a bit per prunable group: 1 = cut. Every later request of the round includes
 these bits, so that all tensor shapes are a function of the request, even at a site that lost its
 state. Importance scores never leave the device.
@@ -370,8 +370,8 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     )
 
 
-def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
-    """Return the contract of a ``deliver`` message: a request to cut, or a part of adapters.
+def push_contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
+    """Return the contract of a ``push`` message: a request to cut, or a part of adapters.
 
     The adapters have the shapes of the device's cut. In a round, part 0 is the request to cut, and
     the adapters begin with part 1. The result is pushed with the number of the round after the last
@@ -383,7 +383,7 @@ def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     if in_a_round and header.part == 0:
         return _question(request, plan_of(), run)
     shapes = partial(trained, structure=request.blobs.get(STRUCTURE))
-    return averaging.delivery_of(request, plan_of, run, shapes, _beside(plan_of()), int(in_a_round))
+    return averaging.push_of(request, plan_of, run, shapes, _beside(plan_of()), int(in_a_round))
 
 
 def _beside(plan: ModelPlan) -> Along:
@@ -415,7 +415,7 @@ def _question(request: MessageBody, plan: ModelPlan, run: RunSettings) -> Contra
         require_step(groups, before, read_bits(groups, blob), asked.pruned, job)
 
     return Contract(
-        kind="deliver",
+        kind="push",
         method=run.method,
         down=Side(CutOrder, specs, partial(_require_bits, groups), within_the_share),
         up=Side(NoFields, specs, is_a_step),
@@ -436,5 +436,5 @@ OBSERVER = (
     " number of training sequences. Also how many steps failed, and how long the training took."
 )
 
-EXAMPLES: dict[Kind, Mapping[str, Any]] = {**averaging.EXAMPLES, "deliver": {"pruned": 0.1}}
+EXAMPLES: dict[Kind, Mapping[str, Any]] = {**averaging.EXAMPLES, "push": {"pruned": 0.1}}
 """Example fields by kind; the contract of the kind depends on them."""

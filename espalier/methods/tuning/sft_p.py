@@ -274,12 +274,12 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     return averaging.contract(request, plan_of, run, trained=trained, observer=OBSERVER)
 
 
-def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
-    """Return the contract of a ``deliver`` message with a part of the generator and LoRA.
+def push_contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
+    """Return the contract of a ``push`` message with a part of the generator and LoRA.
 
     After the last round, each client makes its personal model from them.
     """
-    return averaging.delivery_of(request, plan_of, run, trained)
+    return averaging.push_of(request, plan_of, run, trained)
 
 
 OBSERVER = (

@@ -16,7 +16,7 @@ KINDS = {
     "masked": "secure sums: masked tensors",
     "confirm": "secure sums: confirmations of who is in the sum",
     "unmask": "secure sums: shares that unmask the sum",
-    "deliver": "what the server pushes to clients",
+    "push": "what the server pushes to clients",
     "local_baseline": "local baseline",
     "evaluate": "evaluation by the clients",
     "refused": "refused messages",

@@ -24,7 +24,6 @@ from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.identity.names import NO_LINEAGE
 from espalier.messages.contract import BlockSpecs, Contract
-from espalier.messages.contracts import contract_for
 from espalier.messages.evaluation import OWN_TEXT_MODELS, Texts
 from espalier.messages.message import Fields, Header, Kind, MessageBody
 from espalier.messages.records import num_bytes, write
@@ -37,7 +36,7 @@ from strategies.base.inbox import Inbox
 from strategies.base.method import Method
 from strategies.base.progress import Clock
 from strategies.base.roster import Roster, Seat
-from strategies.base.rounds import FollowUp, Patience, Rounds
+from strategies.base.rounds import FollowUp, Patience, Reply, Request, Rounds
 from strategies.base.run import Run
 from strategies.base.run_folder import RunFolder
 from strategies.base.sums.exchanges import SecureSum
@@ -222,19 +221,19 @@ class DryRounds(Rounds):
 
     def exchange(
         self,
-        requests: Iterable[MessageBody],
+        requests: Iterable[Request],
         follow_up: FollowUp = lambda _: None,
         patience: Patience = lambda _: 0.0,
-    ) -> Iterator[MessageBody]:
+    ) -> Iterator[Reply]:
         """Yield the reply to each request, and to those that follow it."""
         for first in requests:
-            request: MessageBody | None = first
+            request: Request | None = first
             while request is not None:
                 reply = self._reply(request)
                 yield reply
                 request = follow_up(reply if request is first else request)
 
-    def _reply(self, request: MessageBody) -> MessageBody:
+    def _reply(self, request: Request) -> Reply:
         """Return the reply to a request, and record both.
 
         Many clients get the same request, whose size is computed once.
@@ -243,7 +242,7 @@ class DryRounds(Rounds):
         place = (header.kind, header.server_round, header.part)
         key = (*place, repr(request.fields), *sorted(request.blobs.items()))
         if key not in self._sizes:
-            contract = contract_for(request, lambda: self.plan, self.settings)
+            contract = request.contract
             # What the method knows takes precedence.
             known = {
                 **_implied(request, contract, self.settings),
@@ -256,7 +255,8 @@ class DryRounds(Rounds):
             self._sizes[key] = exchange, fields
         exchange, fields = self._sizes[key]
         self.method.exchanges[header.client].append(exchange)
-        return MessageBody(header, fields, self.method.known_blobs(request))
+        blobs = self.method.known_blobs(request)
+        return Reply(header, fields, blobs, contract=exchange.contract)
 
 
 def _implied(request: MessageBody, contract: Contract, settings: RunSettings) -> dict[str, Any]:

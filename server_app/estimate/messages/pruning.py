@@ -32,8 +32,7 @@ class DryEditing(DryRun, Editing):
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Make a result with the blobs of a reply."""
-        parts = self.order(server_round, clients[0]).parts
-        self.result.hashes = dict.fromkeys(chain.from_iterable(parts), NO_BLOB)
+        self.result.hashes = dict.fromkeys(chain.from_iterable(self.parts()), NO_BLOB)
 
 
 class DryFedPrLLM(DryRun, FedPrLLM):

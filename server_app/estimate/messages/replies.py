@@ -28,7 +28,7 @@ from server_app.estimate.messages.traffic import RunTraffic
 Place = tuple[Kind, int]
 """Kind of message and round."""
 KINDS: tuple[Kind, ...] = (
-    "enrol", "deliver", "train", "shares", "masked", "confirm", "unmask", "local_baseline", "evaluate"
+    "enrol", "push", "train", "shares", "masked", "confirm", "unmask", "local_baseline", "evaluate"
 )  # fmt: skip
 """Kinds in the order in which a client receives them; a ``fetch`` is included in its ``train``."""
 LAST: tuple[Kind, ...] = ("local_baseline", "evaluate")
@@ -121,7 +121,7 @@ def answers_of(exchanges: Iterable[Exchange]) -> dict[Place, Answer]:
     found: dict[Place, list[Contract]] = {}
     for one in exchanges:
         reply = one.contract.up
-        if one.kind != "deliver" or reply.blobs or reply.fields.model_fields:
+        if one.kind != "push" or reply.blobs or reply.fields.model_fields:
             kind = "train" if one.kind == "fetch" else one.kind
             found.setdefault((kind, one.server_round), []).append(one.contract)
     return {place: Answer.of(place, contracts) for place, contracts in found.items()}
@@ -151,7 +151,7 @@ def _samples(settings: RunSettings) -> bool:
 def outlook_without_model(settings: RunSettings) -> Outlook:
     """Return the estimate of the replies of a site to which the server sends the model."""
     rounds = last_rounds(_plan_to_come, settings)[0]
-    places: list[Place] = [("enrol", 0), ("deliver", 1)]
+    places: list[Place] = [("enrol", 0), ("push", 1)]
     in_rounds: list[Kind] = ["train", *(SECURE_KINDS if settings.federation.secure_sum else ())]
     places += [(kind, number) for number in range(1, rounds + 1) for kind in in_rounds]
     if settings.evaluation.local_baseline or settings.evaluation.own_text:

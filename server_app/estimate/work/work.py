@@ -147,11 +147,11 @@ class Work(ABC):
         """Return a client's disk space; its quantized base is kept for later runs."""
         rounds = Counter[int]()
         for one in self.traffic.exchanges()[0]:
-            if one.kind in ("train", "fetch", "masked", "deliver"):
+            if one.kind in ("train", "fetch", "masked", "push"):
                 rounds[one.server_round] += one.num_bytes
         # A client stores its answers to the last rounds; the rounds with most bytes are the limit.
         answers = sum(size for _, size in rounds.most_common(KEPT_ROUNDS))
-        found = {"answers and deliveries": answers, **self.client_files()}
+        found = {"answers and pushed data": answers, **self.client_files()}
         if self.keeps_models and not simulation:
             found[OWN_MODEL] = self._model_bytes
         return found

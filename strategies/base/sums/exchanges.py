@@ -17,7 +17,6 @@ import numpy as np
 
 from espalier.amounts import count
 from espalier.identity.site_keys import PublicKeys
-from espalier.messages.contracts import contract_for
 from espalier.messages.message import MessageBody, validate
 from espalier.messages.signed_name import is_signed
 from espalier.messages.sums.secure_sum import (
@@ -38,7 +37,7 @@ from espalier.settings.run import RunSettings
 from espalier.settings.tables.noise_share import NoiseShare
 from espalier.storage.blobs import BlobStore
 from strategies.base.inbox import Inbox
-from strategies.base.rounds import Rounds, RunFailed
+from strategies.base.rounds import Reply, Request, Rounds, RunFailed
 from strategies.base.sums.masked_sums import MaskedSum
 from strategies.base.sums.unmasking import Sums, Unmasking, published
 
@@ -183,8 +182,7 @@ class SecureSum:
         order = self._order(number, reports)
         session = OpenSession(order, neighbours(order.keys(), order.neighbourhood.degree))
         requests = (
-            self.rounds.request("shares", self.rounds.roster.seats[client], server_round, order)
-            for client in order.clients
+            self.rounds.request("shares", client, server_round, order) for client in order.clients
         )
         # 3. Shares of each client's secrets, encrypted for its neighbours.
         for body in self.rounds.exchange(requests):
@@ -232,36 +230,26 @@ class SecureSum:
     def _receive_masked(self, server_round: int, session: OpenSession, inbox: Inbox) -> None:
         """Store the masked summands of all members, part by part."""
 
-        def following(body: MessageBody) -> MessageBody | None:
+        def following(body: Reply | Request) -> Request | None:
             header = body.header
-            seat = self.rounds.roster.seats[header.client]
             place = header.part + 1
-            asked = self.rounds.request(
-                "masked",
-                seat,
-                server_round,
-                SessionOrder(session=session.order.session),
-                part=place,
+            asked = SessionOrder(session=session.order.session)
+            return (
+                self.rounds.request("masked", header.client, server_round, asked, part=place)
+                if place < body.contract.num_parts
+                else None
             )
-            return asked if place < num_parts else None
 
         requests = [
-            self.rounds.request(
-                "masked",
-                self.rounds.roster.seats[client],
-                server_round,
-                session.request(client),
-            )
+            self.rounds.request("masked", client, server_round, session.request(client))
             for client in session.members
         ]
-        contract = contract_for(requests[0], lambda: self.rounds.plan, self.rounds.settings)
-        num_parts = contract.num_parts
         for body in inbox.receive(self.rounds.exchange(requests, following)):
             # Part 0 says which neighbours' shares the client could not read.
             header = body.header
             if header.part == 0:
                 session.unreadable[header.client] = body.fields["unreadable"]
-            if header.part + 1 == num_parts:
+            if header.part + 1 == header.num_parts:
                 seat = self.rounds.roster.seats[header.client]
                 self.rounds.progress.step("masked", f"{seat.site}: masked", client=seat.client)
 
@@ -334,7 +322,7 @@ class SecureSum:
         """Return the tags for each client that confirmed the list of the sum, by their senders."""
         order = ConfirmOrder(session=masked.keys.session, included=masked.included)
         requests = [
-            self.rounds.request("confirm", seat, masked.server_round, order)
+            self.rounds.request("confirm", seat.client, masked.server_round, order)
             for seat in self.rounds.roster.active()
             if seat.client in masked.included
         ]
@@ -363,12 +351,7 @@ class SecureSum:
         self, masked: MaskedSum, confirmed: Mapping[int, Mapping[int, str]]
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         requests = [
-            self.rounds.request(
-                "unmask",
-                self.rounds.roster.seats[holder],
-                masked.server_round,
-                masked.request(holder, tags),
-            )
+            self.rounds.request("unmask", holder, masked.server_round, masked.request(holder, tags))
             for holder, tags in confirmed.items()
         ]
         for body in self.rounds.exchange(requests):

@@ -263,7 +263,7 @@ class HeldLayers:
                 store = self.result.store
                 blobs = {block_key(index): store.get(model.blobs[index]) for index in blocks}
                 requests = [
-                    rounds.request("deliver", seat, server_round, update, blobs, part)
+                    rounds.request("push", seat.client, server_round, update, blobs, part)
                     for seat in rounds.roster.active()
                     if wanted.get(seat.client) == blocks
                 ]

@@ -24,14 +24,12 @@ from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.masks import kept_name, mask_name, votes_name
 from espalier.messages.message import MessageBody
-from espalier.messages.parts import parts_of
 from espalier.messages.sums.summands import SumSpecs
 from espalier.methods.pruning.fedspallm import (
     FedSpaLLMSettings,
     SampledBlocks,
     SampledBlocksPart,
     kept_scale,
-    sampled_specs,
     summands,
 )
 from espalier.models.plan import BlockPlan, LinearPlan, block_key
@@ -273,10 +271,8 @@ class FedSpaLLM(Method):
         Each part of the reply consists of complete layers.
         """
         blocks = self._sampled[client]
-        specs = sampled_specs(self.plan, self.run.settings, server_round, blocks)
         return ClientOrder(
             SampledBlocks(blocks=blocks, versions=self.result.versions),
-            parts_of(specs, self.run.settings.part_bytes),
             fetch=lambda report, hashes: SampledBlocksPart(blocks=blocks, blob_sha256=hashes),
             sends=count(len(blocks), "layer"),
         )
@@ -495,7 +491,7 @@ class FedSpaLLM(Method):
 
     # ----- evaluation by the clients --------------------------------------------------------------
 
-    def deliver(self, server_round: int) -> None:
+    def push_result(self, server_round: int) -> None:
         """Push to the clients the layers that they need for the evaluation and do not hold.
 
         A client's own model consists of its layers of the last round and of the global model before

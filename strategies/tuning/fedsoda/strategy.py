@@ -149,7 +149,7 @@ class FedSoda(Tuning):
             )
         # Clients hold the sub-model, so contracts are made of its plan.
         if self.result.dropped is not None:
-            self.rounds.plan = self.result.model.plan
+            self.rounds.clients_have(self.result.model.plan)
 
     # ----- server work before a round -------------------------------------------------------------
 
@@ -182,7 +182,7 @@ class FedSoda(Tuning):
             dropped = dropped_of_groups(starts, job.group_layers)
         self.result.decide(dropped, starts, distances)
         # From now on messages refer to blocks of the sub-model.
-        self.rounds.plan = self.result.model.plan
+        self.rounds.clients_have(self.result.model.plan)
         size = self.result.manifest.num_bytes
         gone = ", ".join(map(str, dropped)) or "none"
         text = f"sub-model    blocks {gone} go; {len(self.result.kept)} are left, {as_size(size)}"
@@ -272,12 +272,12 @@ class FedSoda(Tuning):
 
         return push_again
 
-    def deliver(self, server_round: int) -> None:
+    def push_result(self, server_round: int) -> None:
         """Push the sub-model to clients that evaluate and lack it, then the result if needed."""
         if self.evaluation.asked:
             active = [seat.client for seat in self.rounds.roster.active()]
             self._push_sub_model(server_round, active)
-        self.averager.deliver(server_round)
+        self.averager.push_result(server_round)
 
     def _push_sub_model(self, server_round: int, clients: Collection[int]) -> None:
         """Push missing files of the sub-model, then the emulator's LoRA to outdated clients."""

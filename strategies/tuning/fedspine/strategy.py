@@ -226,7 +226,7 @@ class FedSpine(Tuning):
         }
         self._kept_their_cut = set()
         self._request_cuts(server_round)
-        # The first ``deliver`` is the cut request.
+        # The first ``push`` is the cut request.
         return self.averager.prepare(server_round, limits, first=1)
 
     def _has_to_cut(self, client: int) -> bool:
@@ -241,8 +241,8 @@ class FedSpine(Tuning):
         """Let the devices that have not reached their ratio cut more, and store their cuts."""
         requests = [
             self.rounds.request(
-                "deliver",
-                self.rounds.roster.seats[client],
+                "push",
+                client,
                 server_round,
                 CutOrder(pruned=self._arms[client].pruned),
                 self.result.along(client),

@@ -114,7 +114,7 @@ class BadClient:
         asked = read(request.content)
         body = read(reply.content)
         # From round 2 on, requests carry the tensors that training begins with.
-        if asked.header.kind in ("train", "deliver") and asked.header.server_round > 1:
+        if asked.header.kind in ("train", "push") and asked.header.server_round > 1:
             self.begun |= {key: load(blob) for key, blob in asked.blobs.items()}
         if body.header.kind not in ("train", "fetch") or body.header.status != "ok":
             return reply

@@ -72,7 +72,7 @@ def test_nothing_leaves_before_its_release(bench: Bench, time: Time, method: str
         assert not [
             header
             for header in left
-            if (header.client, header.server_round) == place and header.kind != "deliver"
+            if (header.client, header.server_round) == place and header.kind != "push"
         ]
         shown.append((waiting.entry["site"], own))
         assert decide(bench, all=True) == 0

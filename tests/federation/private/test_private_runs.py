@@ -87,7 +87,7 @@ def test_a_run_states_its_guarantee(bench: Bench, tmp_path: Path) -> None:
         if body.header.kind == "train":
             assert body.fields["seconds"] == 0
             assert body.fields.get("samples", 0) == body.fields.get("skipped_steps", 0) == 0
-        assert body.header.kind in ("enrol", "train", "fetch", "deliver", "refused")
+        assert body.header.kind in ("enrol", "train", "fetch", "push", "refused")
 
 
 def test_noise_of_the_seed_repeats_and_secure_noise_does_not(bench: Bench) -> None:

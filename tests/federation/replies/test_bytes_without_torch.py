@@ -55,7 +55,7 @@ def test_masks_are_exchanged_without_torch(
 
     def answer_anew(message: Message, reply: Message) -> Message:
         request = read(message.content)
-        if (kind := request.header.kind) in ("fetch", "deliver") and kind not in answered:
+        if (kind := request.header.kind) in ("fetch", "push") and kind not in answered:
             asked = tmp_path / "asked"
             asked.write_bytes(
                 pickle.dumps(
@@ -76,7 +76,7 @@ def test_masks_are_exchanged_without_torch(
 
     grid.tamper = {0: answer_anew}
     bench.run(grid)
-    assert answered == {"fetch", "deliver"}
+    assert answered == {"fetch", "push"}
 
 
 def test_a_node_that_waits_holds_no_torch() -> None:

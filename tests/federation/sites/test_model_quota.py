@@ -49,7 +49,7 @@ class Server:
             piece_sha256=[sha256(piece) for piece in self.pieces],
         )  # fmt: skip
         self.header = Header(
-            schema_version=SCHEMA_VERSION, kind="deliver", method="fedsoda", lineage=named(run), server_round=1, client=0,
+            schema_version=SCHEMA_VERSION, kind="push", method="fedsoda", lineage=named(run), server_round=1, client=0,
             attempt=1, part=0, num_parts=1,
         )  # fmt: skip
         config = {"site": "ward", "state-dir": str(root / "state"), "max-model-bytes": MOST} | node

@@ -139,7 +139,7 @@ def test_steps_that_learn_nothing_do_not_count(
 
 
 @pytest.mark.parametrize("method", ["fedprllm", "fedspallm", "fedpetuning"])
-@pytest.mark.parametrize("kind", ["train", "fetch", "deliver", "evaluate", "enrol"])
+@pytest.mark.parametrize("kind", ["train", "fetch", "push", "evaluate", "enrol"])
 def test_round_beyond_run_is_refused(bench: Bench, method: str, kind: str) -> None:
     bench = tuning(bench) if method == "fedpetuning" else bench
     bench.method = method

@@ -175,9 +175,7 @@ def told_of_panic(reply: MessageBody) -> bool:
     )
 
 
-@pytest.mark.parametrize(
-    "kind", ["enrol", "deliver", "train", "fetch", "local_baseline", "evaluate"]
-)
+@pytest.mark.parametrize("kind", ["enrol", "push", "train", "fetch", "local_baseline", "evaluate"])
 def test_a_panic_in_any_handler_is_an_answer(
     bench: Bench, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

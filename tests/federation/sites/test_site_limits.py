@@ -46,7 +46,7 @@ def test_rounds_that_a_method_adds_are_rounds_too(bench: Bench) -> None:
     order = {"blocks": [0], "versions": [0, 0]}
     assert site.ask("train", fields=order).header.status == "ok"
     assert "max-rounds = 1: requested round = 2" in site.refusal("train", 2, order)
-    assert "max-rounds = 1: requested round = 2" in site.refusal("deliver", 3, order)
+    assert "max-rounds = 1: requested round = 2" in site.refusal("push", 3, order)
 
 
 def test_public_texts_are_bounded(bench: Bench) -> None:

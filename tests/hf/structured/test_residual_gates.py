@@ -215,7 +215,7 @@ def test_sign_decides_without_budget() -> None:
     }
 
 
-def test_a_family_without_lanes_is_refused() -> None:
+def test_a_family_without_residual_dimensions_is_refused() -> None:
     from espalier.hf.families.table import OPT
 
     config = OPTConfig(

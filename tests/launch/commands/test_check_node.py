@@ -245,7 +245,7 @@ def test_site_without_base_model_is_checked(
     assert fit({"node": own, "run": run | {"method": "fedsoda", "lora.rank": 2}}) == 0
     shown = capsys.readouterr().out
     assert "the number of bytes is not known before the server has sent the model" in shown
-    for kind in ("enrol", "deliver", "train", "local_baseline", "evaluate"):
+    for kind in ("enrol", "push", "train", "local_baseline", "evaluate"):
         assert f"  {kind}" in shown
     missing = own | {"data-path": str(Path(own["data-path"]).parent / "none.txt")}
     assert check({"node": missing, "run": run | {"method": "fedsoda"}}) == 2

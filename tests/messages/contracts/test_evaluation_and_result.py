@@ -163,7 +163,7 @@ def test_own_text_alone_needs_no_public_windows() -> None:
 # ----- the federated result on its way to a client ------------------------------------------------
 
 
-def delivered(scaled: bool, **fields: Any) -> MessageBody:
+def pushed(scaled: bool, **fields: Any) -> MessageBody:
     """Return the whole result in one part."""
     blobs = {}
     for block in PLAN.blocks:
@@ -174,14 +174,12 @@ def delivered(scaled: bool, **fields: Any) -> MessageBody:
             blobs[f"votes-{block.index:04d}"] = blob(
                 {linear.name: np.zeros(linear.shape, np.uint8) for linear in block.linears}
             )
-    return MessageBody(
-        header(kind="deliver"), {"num_voters": [4, 4], "decided": 2, **fields}, blobs
-    )
+    return MessageBody(header(kind="push"), {"num_voters": [4, 4], "decided": 2, **fields}, blobs)
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_delivery_holds_masks_and_scaling_votes(scaled: bool) -> None:
-    request = delivered(scaled)
+def test_push_holds_masks_and_scaling_votes(scaled: bool) -> None:
+    request = pushed(scaled)
     found = contract_for(
         request,
         lambda: PLAN,
@@ -192,12 +190,12 @@ def test_delivery_holds_masks_and_scaling_votes(scaled: bool) -> None:
     with pytest.raises(EspalierError):
         check_reply(MessageBody(request.header, {"note": SECRET}), request, found)
     with pytest.raises(EspalierError, match="surplus"):
-        check(delivered(not scaled), found.down)
+        check(pushed(not scaled), found.down)
     with pytest.raises(EspalierError, match="1 numbers of voters for 2 blocks"):
-        check(delivered(scaled, num_voters=[4]), found.down)
+        check(pushed(scaled, num_voters=[4]), found.down)
 
 
-def test_only_decided_blocks_may_be_delivered() -> None:
+def test_only_decided_blocks_may_be_pushed() -> None:
     """A client that lost its hidden states gets the blocks decided in earlier rounds.
 
     Parts hold whole blocks.
@@ -207,13 +205,13 @@ def test_only_decided_blocks_may_be_delivered() -> None:
         "block-0000": blob({"attn.q.prune_mask": words(0, 1), "mlp.up.prune_mask": words(0, 2)})
     }
     request = MessageBody(
-        header(kind="deliver", server_round=2), {"num_voters": [4], "decided": 1}, first
+        header(kind="push", server_round=2), {"num_voters": [4], "decided": 1}, first
     )
     found = contract_for(request, lambda: PLAN, iterative)
     check(request, found.down)
     check_reply(MessageBody(request.header, {}), request, found)
     for settings, changes in (
-        # One-shot FedPrLLM delivers no decided blocks.
+        # One-shot FedPrLLM pushes no decided blocks.
         (SETTINGS, {}),
         (iterative, {"server_round": 1}),
         (iterative, {"server_round": 3}),
@@ -221,11 +219,11 @@ def test_only_decided_blocks_may_be_delivered() -> None:
         again = MessageBody(request.header.model_copy(update=changes), request.fields, first)
         with pytest.raises(
             EspalierError,
-            match="1 decided blocks are delivered, which is neither all nor those before the round",
+            match="1 decided blocks are pushed, which is neither all nor those before the round",
         ):
             contract_for(again, lambda: PLAN, settings)
     with pytest.raises(EspalierError):
-        check(MessageBody(request.header, request.fields, delivered(False).blobs), found.down)
+        check(MessageBody(request.header, request.fields, pushed(False).blobs), found.down)
 
 
 def test_decided_parts_are_cut_from_those_blocks() -> None:
@@ -251,7 +249,7 @@ def test_order_after_scaling_brings_its_votes() -> None:
     )
     first = contract_for(MessageBody(header()), lambda: PLAN, settings)
     check(MessageBody(header()), first.down)
-    whole = delivered(scaled=True)
+    whole = pushed(scaled=True)
     blobs = {key: whole.blobs[key] for key in ("block-0000", "votes-0000")}
     order = MessageBody(header(server_round=2), {"num_voters": [4], "decided": 1}, blobs)
     found = contract_for(order, lambda: PLAN, settings)
@@ -266,9 +264,9 @@ def test_order_after_scaling_brings_its_votes() -> None:
 
 
 def test_nonexistent_part_of_result_is_refused() -> None:
-    with pytest.raises(EspalierError, match="part 99 of a deliver does not exist"):
+    with pytest.raises(EspalierError, match="part 99 of a push does not exist"):
         contract_for(
-            MessageBody(header(kind="deliver", part=99), {"num_voters": [1], "decided": 2}),
+            MessageBody(header(kind="push", part=99), {"num_voters": [1], "decided": 2}),
             lambda: PLAN,
             OWN_TEXT,
         )
@@ -279,7 +277,7 @@ def test_own_text_is_what_the_run_s_settings_say() -> None:
     with pytest.raises(EspalierError, match=r"not what evaluation\.own-text says"):
         contract_for(evaluation(own_text=True), lambda: PLAN, SETTINGS)
     with pytest.raises(EspalierError, match=r"evaluation\.own-text is off"):
-        contract_for(delivered(False), lambda: PLAN, SETTINGS)
+        contract_for(pushed(False), lambda: PLAN, SETTINGS)
 
 
 @pytest.mark.parametrize(

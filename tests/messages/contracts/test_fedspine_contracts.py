@@ -190,7 +190,7 @@ def test_later_parts_are_asked_for_with_the_bits() -> None:
 def test_question_is_answered_with_bits() -> None:
     settings = settings_of()
     least = 120 / 672
-    request = body("deliver", 2, {"pruned": least}, {STRUCTURE: bits(2)})
+    request = body("push", 2, {"pruned": least}, {STRUCTURE: bits(2)})
     hold(request, answer(request, {STRUCTURE: bits(0, 2)}), settings)
     # A device that lost its measurements repeats its cut.
     hold(request, answer(request, {STRUCTURE: bits(2)}), settings)
@@ -206,7 +206,7 @@ def test_question_is_answered_with_bits() -> None:
 def test_no_device_is_asked_beyond_share() -> None:
     settings = settings_of()
     for pruned in (0.2501, 1.0, -0.1, float("nan")):
-        request = body("deliver", 2, {"pruned": pruned}, {STRUCTURE: bits()})
+        request = body("push", 2, {"pruned": pruned}, {STRUCTURE: bits()})
         with pytest.raises(EspalierError, match="CutOrder"):
             hold(request, answer(request, {STRUCTURE: bits()}), settings)
 
@@ -216,11 +216,11 @@ def test_adapter_parts_follow_question() -> None:
     for server_round, first in ((2, 1), (3, 1), (4, 0)):
         for part, key in enumerate(KEYS):
             blobs = {STRUCTURE: CUT, **adapters_of(settings, CUT, [key])}
-            request = body("deliver", server_round, {"rank_limit": 2}, blobs, part + first)
+            request = body("push", server_round, {"rank_limit": 2}, blobs, part + first)
             hold(request, answer(request, {}), settings)
-    with pytest.raises(EspalierError, match="part 3 of a deliver does not exist"):
+    with pytest.raises(EspalierError, match="part 3 of a push does not exist"):
         contract_for(
-            body("deliver", 2, {"rank_limit": 2}, {STRUCTURE: CUT}, 3), lambda: PLAN, settings
+            body("push", 2, {"rank_limit": 2}, {STRUCTURE: CUT}, 3), lambda: PLAN, settings
         )
 
 

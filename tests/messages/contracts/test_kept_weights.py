@@ -227,7 +227,7 @@ def test_parts_are_of_whole_layers() -> None:
 def update(**changes: Any) -> MessageBody:
     fields = {"blocks": [1], "versions": [1], "num_kept": [12, 45], **changes}
     return MessageBody(
-        header("deliver", server_round=2), fields, {"block-0001": pack_kept(matrices(1))}
+        header("push", server_round=2), fields, {"block-0001": pack_kept(matrices(1))}
     )
 
 

@@ -92,9 +92,9 @@ def test_parts_that_do_not_exist() -> None:
             EspalierError, match=f"part {part} of a {kind} does not exist, a reply has 4"
         ):
             contract_for(MessageBody(header_of(kind, part=part), fields), lambda: PLAN, settings)
-    with pytest.raises(EspalierError, match="part 4 of a deliver does not exist, there are 4"):
+    with pytest.raises(EspalierError, match="part 4 of a push does not exist, there are 4"):
         contract_for(
-            MessageBody(header_of("deliver", 2, part=4), {"rank_limit": 4}), lambda: PLAN, settings
+            MessageBody(header_of("push", 2, part=4), {"rank_limit": 4}), lambda: PLAN, settings
         )
 
 
@@ -124,11 +124,11 @@ def test_only_later_rounds_bring_a_last_part() -> None:
 
 
 @pytest.mark.parametrize(("part", "keys"), [(0, KEYS[:3]), (1, KEYS[3:])])
-def test_every_part_can_be_delivered(part: int, keys: list[str]) -> None:
-    """Before training, all parts but the last are delivered; of the result, all of them."""
+def test_every_part_can_be_pushed(part: int, keys: list[str]) -> None:
+    """Before training, all parts but the last are pushed; of the result, all of them."""
     settings = settings_of(part_bytes=768 * 3)
     request = MessageBody(
-        header_of("deliver", 2, part=part), {"rank_limit": 4}, blobs_of(keys, settings)
+        header_of("push", 2, part=part), {"rank_limit": 4}, blobs_of(keys, settings)
     )
     contract = contract_for(request, lambda: PLAN, settings)
     check(request, contract.down)
@@ -156,7 +156,7 @@ def test_a_limit_is_for_both_directions() -> None:
 
 @pytest.mark.parametrize("limit", [0, -1, 2.0, "2", True, None])
 def test_a_limit_that_is_none(limit: Any) -> None:
-    for kind in ("train", "deliver"):
+    for kind in ("train", "push"):
         with pytest.raises(
             EspalierError, match="Order: missing, surplus or out of range: rank_limit"
         ):
@@ -164,10 +164,10 @@ def test_a_limit_that_is_none(limit: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "rounds"), [("train", (1, 3)), ("fetch", (1, 3)), ("deliver", (2, 4))]
+    ("kind", "rounds"), [("train", (1, 3)), ("fetch", (1, 3)), ("push", (2, 4))]
 )
 def test_rounds_that_the_run_does_not_have(kind: str, rounds: tuple[int, int]) -> None:
-    """The run has three rounds; a delivery for round 4 is the result."""
+    """The run has three rounds; a push for round 4 is the result."""
     settings = settings_of(part_bytes=768, own_text=True)
     fields = {"rank_limit": 4, **({"blob_sha256": [SHA], "rank": 4} if kind == "fetch" else {})}
 
@@ -188,18 +188,16 @@ def test_rounds_that_the_run_does_not_have(kind: str, rounds: tuple[int, int]) -
             of_round(server_round)
 
 
-def test_unevaluated_result_is_not_delivered() -> None:
-    with pytest.raises(
-        EspalierError, match=r"a result is delivered, but evaluation\.own-text is off"
-    ):
+def test_unevaluated_result_is_not_pushed() -> None:
+    with pytest.raises(EspalierError, match=r"a result is pushed, but evaluation\.own-text is off"):
         contract_for(
-            MessageBody(header_of("deliver", 4), {"rank_limit": 4}),
+            MessageBody(header_of("push", 4), {"rank_limit": 4}),
             lambda: PLAN,
             settings_of(part_bytes=768),
         )
 
 
-@pytest.mark.parametrize("kind", ["train", "deliver"])
+@pytest.mark.parametrize("kind", ["train", "push"])
 def test_a_rank_that_no_adapter_has(kind: str) -> None:
     with pytest.raises(EspalierError, match=r"rank_limit is above 4, the largest rank of \[lora\]"):
         contract_for(MessageBody(header_of(kind, 2), {"rank_limit": 5}), lambda: PLAN, ONE)

@@ -161,7 +161,7 @@ class ContractPromises(Federations):
             for entry in map(json.loads, log):
                 answer = answers.get((sent.get(entry["kind"], entry["kind"]), entry["round"]))
                 if answer is None:
-                    assert (entry["kind"], entry["blobs"], entry["fields"]) == ("deliver", [], [])
+                    assert (entry["kind"], entry["blobs"], entry["fields"]) == ("push", [], [])
                     continue
                 if entry["kind"] != "fetch" and entry["fields"]:
                     assert entry["fields"] == sorted(answer.fields)

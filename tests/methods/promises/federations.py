@@ -55,9 +55,9 @@ class Federations:
     last_round: int
     """Round after which the killed run is killed; work must be left to do."""
     result_round: int = 0
-    """First round in which a ``deliver`` carries the result.
+    """First round in which a ``push`` carries the result.
 
-    A ``deliver`` of an earlier round carries what the next round needs.
+    A ``push`` of an earlier round carries what the next round needs.
     """
 
     planned_exactly = False

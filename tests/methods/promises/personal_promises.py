@@ -53,13 +53,13 @@ class PersonalPromises(Promises):
                 tmp_path_factory.mktemp("kept"), home, ALL_FIGURES | cls.in_kept_run
             )
 
-    def test_nothing_is_delivered_without_own_text(self, bench: Bench) -> None:
+    def test_nothing_is_pushed_without_own_text(self, bench: Bench) -> None:
         """The server pushes the result only if the clients evaluate on the evaluation text.
 
         Each client derives its own model from the result.
         """
 
-        def delivered(**changes: Any) -> list[int]:
+        def pushed(**changes: Any) -> list[int]:
             grid = bench.grid(**changes)
             bench.run(grid, **changes)
             replies = [read(reply.content) for _, reply in grid.received]
@@ -68,12 +68,10 @@ class PersonalPromises(Promises):
                 for reply in replies
                 if reply.header.kind == "evaluate"
             )
-            return [
-                reply.header.server_round for reply in replies if reply.header.kind == "deliver"
-            ]
+            return [reply.header.server_round for reply in replies if reply.header.kind == "push"]
 
-        assert self.result_round in delivered(evaluation__local_baseline=True)
-        assert self.result_round not in delivered()
+        assert self.result_round in pushed(evaluation__local_baseline=True)
+        assert self.result_round not in pushed()
 
     def test_exported_model_has_reported_perplexity(self, kept: Uninterrupted) -> None:
         """Each client's metric is that of its own model."""

@@ -109,14 +109,14 @@ class Promises(ContractPromises, FailurePromises, OrderPromises):
     def test_own_text_figures_equal_transformers(self, whole: Uninterrupted) -> None:
         assert_own_figures(whole.folder, whole.bench)
 
-    def test_nothing_is_delivered_without_own_text(self, bench: Bench) -> None:
+    def test_nothing_is_pushed_without_own_text(self, bench: Bench) -> None:
         grid = bench.grid(evaluation__local_baseline=True)
         folder = bench.run(grid, evaluation__local_baseline=True)
         replies = [read(reply.content) for _, reply in grid.received]
         kinds = [reply.header.kind for reply in replies]
-        # Some methods need a deliver between rounds.
+        # Some methods need a push between rounds.
         after = replies[len(kinds) - kinds[::-1].index("train") :]
-        brought = [reply.header.server_round for reply in after if reply.header.kind == "deliver"]
+        brought = [reply.header.server_round for reply in after if reply.header.kind == "push"]
         # Pushes before ``result_round`` serve the client's own result.
         assert all(server_round < self.result_round for server_round in brought)
         assert all(
@@ -162,12 +162,12 @@ class Promises(ContractPromises, FailurePromises, OrderPromises):
         clients = {client["site"]: client["status"] for client in document["clients"]}
         assert clients == {f"site-{client}": "completed" for client in (0, 2, 3)}
 
-    def test_undelivered_result_costs_figures_alone(self, on_own_text: Bench) -> None:
+    def test_unpushed_result_costs_figures_alone(self, on_own_text: Bench) -> None:
         def refuse(request: Message, reply: Message) -> Message | None:
             header = read(request.content).header
             return (
                 None
-                if header.kind == "deliver" and header.server_round >= self.result_round
+                if header.kind == "push" and header.server_round >= self.result_round
                 else reply
             )
 
@@ -179,7 +179,7 @@ class Promises(ContractPromises, FailurePromises, OrderPromises):
             "perplexity/own-text/federated" in client["metrics"] for client in document["clients"]
         ]
         assert given == [True, True, False, True]
-        assert document["clients"][2]["reason"].startswith("deliver: no reply before the deadline")
+        assert document["clients"][2]["reason"].startswith("push: no reply before the deadline")
         # The client's votes are part of the model.
         assert document["clients"][2]["status"] == "completed"
 

@@ -194,7 +194,7 @@ class TestIterativeFedPrLLM(PruningPromises):
         own = [(kind, part) for kind, client, part in kinds if client == 2]
         assert own == [
             ("train", 0),
-            *(("deliver", part) for part in range(len(own) - 2)),
+            *(("push", part) for part in range(len(own) - 2)),
             ("train", 0),
         ]
         assert len(own) >= 3

@@ -354,7 +354,7 @@ class TestSliceGpt(Promises):
             for request in plain.requests
             if read(request.content).header.kind == "train"
         )
-        header = Header.model_validate(train.header.model_dump() | {"kind": "deliver", "part": 0})
+        header = Header.model_validate(train.header.model_dump() | {"kind": "push", "part": 0})
         contract = contract_for(MessageBody(header, {}), lambda: plan, settings)
         basis = np.eye(WIDTH, KEPT, dtype=np.float32)
         keys = list(contract.down.blobs)  # type: ignore[arg-type]

@@ -128,17 +128,17 @@ class TestFedPETuning(FedPETuningRuns, Promises):
         grid = bench.grid(**changes)
         lost: list[int] = []
 
-        def lose_a_delivery(request: Message, reply: Message) -> Message | None:
+        def lose_a_push(request: Message, reply: Message) -> Message | None:
             header = read(request.content).header
             if (
-                header.kind == "deliver"
+                header.kind == "push"
                 and header.server_round == 2
                 and (not lost or header.client in lost)
             ):
                 return lost.append(header.client)
             return reply
 
-        grid.tamper = dict.fromkeys(range(4), lose_a_delivery)
+        grid.tamper = dict.fromkeys(range(4), lose_a_push)
         folder = bench.run(grid, **changes)
         assert len(bodies(grid, 2, "train")) == 1
         dropped = [

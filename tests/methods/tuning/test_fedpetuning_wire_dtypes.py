@@ -54,7 +54,7 @@ def brought(
     """Return the tensors sent to each client before a round, by blob key and name."""
     found: dict[int, dict[str, dict[str, torch.Tensor]]] = {}
     for body in (read(request.content) for request in requests):
-        if body.header.kind in ("deliver", "train") and body.header.server_round == server_round:
+        if body.header.kind in ("push", "train") and body.header.server_round == server_round:
             found.setdefault(body.header.client, {}).update(
                 {key: load(blob) for key, blob in body.blobs.items()}
             )
@@ -79,7 +79,7 @@ class TestFedPETuning(FedPETuningRuns):
         down = [
             blob
             for body in asked
-            if body.header.kind in ("train", "deliver")
+            if body.header.kind in ("train", "push")
             for blob in body.blobs.values()
         ]
         # Two blocks, two rounds, two clients.

@@ -53,7 +53,7 @@ class TestHetLoRA(HetLoRARuns, Promises):
         clients = summary(on_own_text.run(grid, **changes))["clients"]
         assert limits(requests, 1) == limits(requests, 2) == {0: 2, 1: 4, 2: 8, 3: 8}
         # The pushed result has the full rank.
-        assert limits(requests, 3, "deliver") == dict.fromkeys(range(4), 8)
+        assert limits(requests, 3, "push") == dict.fromkeys(range(4), 8)
         assert [client["metrics"]["lora_rank"] for client in clients] == [2, 4, 8, 8]
         for client, lora_rank in enumerate((2, 4, 8, 8)):
             replies = [
@@ -76,7 +76,7 @@ class TestHetLoRA(HetLoRARuns, Promises):
         brought = dict[int, dict[str, torch.Tensor]]()
         for request in requests:
             body = read(request.content)
-            if body.header.kind in ("deliver", "train") and body.header.server_round == 2:
+            if body.header.kind in ("push", "train") and body.header.server_round == 2:
                 for blob in body.blobs.values():
                     # Parts are in block order, so the first blob is that of block 0.
                     brought.setdefault(body.header.client, load(blob))

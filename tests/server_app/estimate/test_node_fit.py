@@ -112,7 +112,7 @@ def test_planned_disk_space_must_be_free(
     on_a_disk_of(GIGA, monkeypatch)
     assert said(run, monkeypatch, GIGA, GIGA, **where) == 0
     assert (
-        f"disk       about {size} in {tmp_path}/not/made (answers and deliveries"
+        f"disk       about {size} in {tmp_path}/not/made (answers and pushed data"
         in capsys.readouterr().out
     )
     on_a_disk_of(100, monkeypatch)

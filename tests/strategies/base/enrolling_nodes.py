@@ -160,7 +160,7 @@ class Server:
     def train(self) -> list[int]:
         """Run one round and return the clients that answered."""
         requests = [
-            self.rounds.request("train", seat, 1, NoFields())
+            self.rounds.request("train", seat.client, 1, NoFields())
             for seat in self.rounds.roster.active()
         ]
         return [reply.header.client for reply in self.rounds.exchange(requests)]

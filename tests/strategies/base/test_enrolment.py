@@ -8,7 +8,6 @@ from flwr.app import Message
 
 from espalier.messages.message import MessageBody, NoFields
 from espalier.messages.records import write
-from strategies.base.roster import Seat
 from tests.strategies.base.enrolling_nodes import ENROLMENT, Server
 
 
@@ -112,7 +111,7 @@ def test_earlier_node_s_message_takes_no_seat(
     seat = server.rounds.roster.seats[0]
     server.nodes.silent = {1}
     server.nodes.joining[server.time.seconds] = (3, "a")
-    requests = [server.rounds.request("train", seat, 1, NoFields()) for _ in range(2)]
+    requests = [server.rounds.request("train", seat.client, 1, NoFields()) for _ in range(2)]
     assert len(list(server.rounds.exchange(requests))) == 2
     assert server.asked_to_train() == [1, 1, 1, 1, 3, 3]
     assert seat.node_id == 3
@@ -164,7 +163,7 @@ def test_seatless_nodes_prolong_no_wait(tmp_path: Path, clients: dict[str, int] 
         update={"site": "c", "code_sha256": "f" * 64} if clients is None else {"site": "c"}
     )
     server.nodes.joining[15.0] = (99, "c")
-    request = server.rounds.request("enrol", Seat(-1, "", 99), 0, NoFields())
+    request = server.rounds.request("enrol", -1, 0, NoFields())
     server.nodes.replies["enrol 99"] = write(MessageBody(request.header, other.model_dump()))
     server.enrol(clients)
     assert 30.0 <= server.time.seconds < 31.0

@@ -16,7 +16,6 @@ from espalier.identity.site_keys import PublicKeys
 from espalier.messages.enrolment import refusal
 from espalier.messages.message import MessageBody, NoFields, failure
 from espalier.messages.records import read, write
-from strategies.base.roster import Seat
 from strategies.base.rounds import RunFailed
 from tests.strategies.base.enrolling_nodes import ENROLMENT, Server, signed
 from tests.strategies.base.test_enrolment_lines import assert_harmless
@@ -139,7 +138,7 @@ def test_a_signature_is_good_for_one_request(tmp_path: Path) -> None:
 
 def test_node_s_reason_is_not_its_site_s_word(tmp_path: Path) -> None:
     server = with_keys(tmp_path, {1: "a", 2: "b", 3: "c"}, "abc")
-    request = server.rounds.request("enrol", Seat(-1, "", 3), 0, NoFields())
+    request = server.rounds.request("enrol", -1, 0, NoFields())
     server.nodes.replies["enrol 3"] = write(
         failure(request.header, refusal("b", "too little text"))
     )
@@ -166,7 +165,7 @@ def test_false_signature_costs_its_sender_alone(
 ) -> None:
     with TemporaryDirectory() as folder:
         server = with_keys(Path(folder), {1: "a", 2: "b", 3: "c"}, "ab")
-        request = server.rounds.request("enrol", Seat(-1, "", 3), 0, NoFields())
+        request = server.rounds.request("enrol", -1, 0, NoFields())
         content = write(MessageBody(request.header))
         content["fields"] = ConfigRecord({**ENROLMENT.model_dump(), "site": "c", **changes})
         server.nodes.replies["enrol 3"] = content

@@ -11,7 +11,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 from espalier.messages.enrolment import refusal
 from espalier.messages.message import MessageBody, NoFields, failure
 from espalier.messages.records import STYPE, write
-from strategies.base.roster import Seat
 from strategies.base.rounds import RunFailed
 from tests.strategies.base.enrolling_nodes import ENROLMENT, Server
 
@@ -84,7 +83,7 @@ def assert_harmless(line: str) -> None:
 def test_reason_is_one_short_line(tmp_path: Path) -> None:
     server = Server(tmp_path, {1: "a", 2: "b"})
     server.enrol()
-    request = server.rounds.request("train", server.rounds.roster.seats[0], 1, NoFields())
+    request = server.rounds.request("train", 0, 1, NoFields())
     told = failure(request.header, "no data:\n  row 1\n  row 2" + "\n" * 500 + "x" * 3000)
     server.nodes.replies["train 1"] = write(told)
     assert server.train() == [1]
@@ -114,7 +113,7 @@ def test_reason_is_one_short_line(tmp_path: Path) -> None:
 )
 def test_refused_node_cannot_write_to_terminal(tmp_path: Path, fields: dict[str, Any]) -> None:
     server = Server(tmp_path, {1: "a", 2: "b", 3: "c"})
-    request = server.rounds.request("enrol", Seat(-1, "", 3), 0, NoFields())
+    request = server.rounds.request("enrol", -1, 0, NoFields())
     status = {"status": "failed"} if "reason" in fields else {}
     content = write(MessageBody(request.header.model_copy(update=status)))
     content["fields"] = ConfigRecord(fields)
@@ -151,7 +150,7 @@ def test_second_node_of_name_is_told_once(tmp_path: Path) -> None:
 )
 def test_refusing_node_is_told_by_its_site(tmp_path: Path, told: str, who: str, why: str) -> None:
     server = Server(tmp_path, {1: "a", 2: "b", 3: "c"})
-    request = server.rounds.request("enrol", Seat(-1, "", 3), 0, NoFields())
+    request = server.rounds.request("enrol", -1, 0, NoFields())
     server.nodes.replies["enrol 3"] = write(failure(request.header, told))
     server.enrol()
     assert server.rounds.roster.refused == {who: why}
@@ -161,7 +160,7 @@ def test_refusing_node_is_told_by_its_site(tmp_path: Path, told: str, who: str, 
 
 def test_later_enrolment_lifts_a_refusal(tmp_path: Path) -> None:
     server = Server(tmp_path, {1: "b", 2: "a"})
-    request = server.rounds.request("enrol", Seat(-1, "", 2), 0, NoFields())
+    request = server.rounds.request("enrol", -1, 0, NoFields())
     server.nodes.replies["enrol 2"] = write(
         failure(request.header, refusal("a", "the node's configuration is wrong"))
     )
@@ -192,7 +191,7 @@ def test_refused_reply_is_logged_but_not_parsed(
     read_headers = list[bytes]()
     monkeypatch.setattr("espalier.messages.ledger.data_bytes", read_headers.append)
     monkeypatch.setattr("espalier.messages.contract.tensor_specs", read_headers.append)
-    request = server.rounds.request("enrol", Seat(-1, "", 3), 0, NoFields())
+    request = server.rounds.request("enrol", -1, 0, NoFields())
     content = write(MessageBody(request.header, ENROLMENT.model_dump()))
     content["blobs"] = ArrayRecord(
         {f"{number}": Array("", (), STYPE, b"x" * 1000) for number in range(50)}

@@ -129,14 +129,10 @@ def exchange(rounds: Rounds) -> Iterable[MessageBody]:
         following = body.header.part + 1
         request = PartRequest(blob_sha256=[SHA256])
         return (
-            rounds.request("fetch", rounds.roster.seats[0], 1, request, part=following)
-            if following < BLOCKS
-            else None
+            rounds.request("fetch", 0, 1, request, part=following) if following < BLOCKS else None
         )
 
-    return rounds.exchange(
-        [rounds.request("train", rounds.roster.seats[0], 1, NoFields())], next_part
-    )
+    return rounds.exchange([rounds.request("train", 0, 1, NoFields())], next_part)
 
 
 def test_next_part_is_requested_ahead(rounds: Rounds, grid: OneNode) -> None:
@@ -209,9 +205,7 @@ class Slow(OneNode):
 def ask(rounds: Rounds, **more: Any) -> list[MessageBody]:
     """Request only the first part."""
     rounds.roster.seats[0].status = "completed"
-    return list(
-        rounds.exchange([rounds.request("train", rounds.roster.seats[0], 1, NoFields())], **more)
-    )
+    return list(rounds.exchange([rounds.request("train", 0, 1, NoFields())], **more))
 
 
 def slowly(rounds: Rounds, tenths: int) -> Slow:

@@ -77,7 +77,7 @@ def test_letters_have_every_method_and_form() -> None:
     for exchange in exchanges():
         kinds.setdefault(exchange.settings.method, set()).add(exchange.request.header.kind)
     assert kinds.keys() == METHODS.keys()
-    assert all(found >= {"enrol", "train", "deliver", "evaluate"} for found in kinds.values())
+    assert all(found >= {"enrol", "train", "push", "evaluate"} for found in kinds.values())
     summed = {method for method, row in METHODS.items() if row.summands}
     assert {method for method, found in kinds.items() if found & {*SECURE_KINDS}} == summed
     in_parts = {
@@ -89,7 +89,7 @@ def test_letters_have_every_method_and_form() -> None:
         ("train", 1, ()),
         ("train", 2, ("start",)),
         ("fetch", 2, ("start", "blob_sha256")),
-        ("deliver", 5, ("start",)),
+        ("push", 5, ("start",)),
         ("local_baseline", 4, ()),
     ]
     assert forms("llm-pruner") == [
@@ -97,16 +97,16 @@ def test_letters_have_every_method_and_form() -> None:
         ("train", 2, ()),
         ("fetch", 1, ("blob_sha256",)),
         ("fetch", 2, ("blob_sha256",)),
-        ("deliver", 3, ()),
+        ("push", 3, ()),
         ("local_baseline", 2, ()),
     ]
     assert forms("fedsoda") == [
         ("train", 1, ("rank_limit", "model_sha256", "aligned")),
         ("fetch", 1, ("rank_limit", "rank", "blob_sha256")),
-        ("deliver", 1, ("what", "names", "sizes", "file_sha256", "piece_bytes", "piece_sha256")),
-        ("deliver", 1, ("what", "model_sha256", "index", "size")),
-        ("deliver", 1, ("what", "blocks", "aligned")),
-        ("deliver", 2, ("rank_limit",)),
+        ("push", 1, ("what", "names", "sizes", "file_sha256", "piece_bytes", "piece_sha256")),
+        ("push", 1, ("what", "model_sha256", "index", "size")),
+        ("push", 1, ("what", "blocks", "aligned")),
+        ("push", 2, ("rank_limit",)),
         ("local_baseline", 10, ("rank_limit",)),
     ]
 
@@ -114,7 +114,7 @@ def test_letters_have_every_method_and_form() -> None:
 def test_new_method_is_fuzzed_and_in_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The row of the table is sufficient; a reply of one blob is never fetched."""
     monkeypatch.setitem(METHODS, "toy", ROW)
-    assert forms("toy") == [("train", 1, ()), ("deliver", 1, ())]
+    assert forms("toy") == [("train", 1, ()), ("push", 1, ())]
     for name in ("run settings", "letters"):
         assert fuzz(name, targets(tmp_path)[name], 1, range(200)).foreign == []
     assert "| train | `toy` | mean (F32); " in privacy_table().replace(" per matrix", "")

@@ -1,6 +1,7 @@
 """Adapters learn on every base dtype and repeatably; the base model does not change."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
@@ -184,8 +185,7 @@ def test_total_steps_cover_rounds_and_parties(llama: OpenedModel) -> None:
     """The run has two rounds of three steps; pooled training of four clients has 24 steps."""
     training = training_of(llama)
     assert training.total_steps == 6
-    training.parties = 4
-    assert training.total_steps == 24
+    assert replace(training, parties=4).total_steps == 24
 
 
 # ----- accumulation and checkpointing -------------------------------------------------------------

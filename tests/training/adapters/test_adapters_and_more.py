@@ -15,6 +15,7 @@ from torch.func import functional_call
 from transformers import AutoModelForCausalLM
 
 from espalier.data.tasks.encoding import Encoded
+from espalier.data.tasks.item import Batch
 from espalier.hf.export.adapter import export_adapter
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
@@ -211,15 +212,19 @@ def test_groups_and_losses_address_them_by_name(llama: OpenedModel) -> None:
     found = []
     start = initial_values(llama, training_of(llama).adapters, 3)
     for share in (1.0, 0.1):
-        training = training_of(llama)
-        training.groups = [
-            Group([flat_name(key, name) for key, names in WHOLE.items() for name in names], 0.1)
-        ]
-        training.loss = lambda model, batch, device, share=share: (
-            share * summed_loss(model, batch, device)
-        )  # type: ignore[misc]
-        training.observer = lambda step, gradients: seen.append((step, gradients))
-        training.penalty = lambda tensors: 1e-3 * tensors["final"]["norm.final.weight"].sum()
+
+        def scaled(model: Any, batch: Batch, device: torch.device, share: float = share) -> Tensor:
+            return share * summed_loss(model, batch, device)
+
+        training = replace(
+            training_of(llama),
+            groups=[
+                Group([flat_name(key, name) for key, names in WHOLE.items() for name in names], 0.1)
+            ],
+            loss=scaled,
+            observer=lambda step, gradients: seen.append((step, gradients)),
+            penalty=lambda tensors: 1e-3 * tensors["final"]["norm.final.weight"].sum(),
+        )
         found.append(training.run(start, 4, 1))
     assert [step for step, _ in seen] == [4, 4]
     assert {key: list(block) for key, block in seen[0][1].items()} == {

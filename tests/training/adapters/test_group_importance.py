@@ -5,7 +5,7 @@ A cut model and a masked one give the same values.
 
 import gc
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +121,11 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def watched(
-    model: OpenedModel, structure: bytes | None = None, more: Any = None, **changes: Any
+    model: OpenedModel,
+    structure: bytes | None = None,
+    more: Any = None,
+    before: Callable[[int, Any], None] = lambda step, gradients: None,
+    **changes: Any,
 ) -> tuple[AdapterTraining, GroupImportance]:
     classifies = model.family.kind == "encoder"
     given = {f"fedspine.{key}": value for key, value in changes.items()} | (
@@ -140,11 +144,15 @@ def watched(
     base = OpenedModel(model.directory)
     adapters = trained(base.plan, settings, None, structure)
     own = Classified() if classifies else sequences()
-    training = AdapterTraining(model, CPU, settings, adapters, own, 5)
     watch = GroupImportance(
         model, adapters, lambda: training.adapted, settings.of(FedSpineSettings)
     )
-    training.observer = watch
+
+    def observer(step: int, gradients: Any) -> None:
+        before(step, gradients)
+        watch(step, gradients)
+
+    training = AdapterTraining(model, CPU, settings, adapters, own, 5, observer=observer)
     return training, watch
 
 
@@ -179,14 +187,12 @@ def test_units_are_worth_what_the_equations_say(
     Biases and heads do not count.
     """
     model = OpenedModel(directories[family])
-    training, watch = watched(model, score=score, normalise=normalise, eta=0.75)
     seen: list[tuple[Values, Values]] = []
 
-    def both(step: int, gradients: Any) -> None:
+    def note(step: int, gradients: Any) -> None:
         seen.append((training.adapted.values(), {key: dict(own) for key, own in gradients.items()}))
-        watch(step, gradients)
 
-    training.observer = both
+    training, watch = watched(model, before=note, score=score, normalise=normalise, eta=0.75)
     training.run(start_with_head(training), 0, 3)
     average = None
     terms = []
@@ -383,14 +389,12 @@ def test_overflowing_mask_gradients_do_not_count(directories: dict[str, Path]) -
 
     The step still trains.
     """
-    training, watch = watched(OpenedModel(directories["llama"]), score="mask")
 
-    def overflown(step: int, gradients: Any) -> None:
+    def overflow(step: int, gradients: Any) -> None:
         if step == 0:
             watch._of_masks[0, "groups"][1] = torch.inf
-        watch(step, gradients)
 
-    training.observer = overflown
+    training, watch = watched(OpenedModel(directories["llama"]), before=overflow, score="mask")
     with watch.watching():
         _, trained = training.run(start_with_head(training), 0, 2)
     assert (trained.skipped_steps, len(watch.terms)) == (0, 1)

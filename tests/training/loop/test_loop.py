@@ -61,7 +61,7 @@ def loop_of(
         return collate([sequences[number] for number in numbers], 0)
 
     loop = Loop(model, {"table": model.table}, chosen, len(sequences), batch, seed, steps)
-    loop.max_gradient_norm = max_gradient_norm
+    loop = replace(loop, max_gradient_norm=max_gradient_norm)
     return loop
 
 
@@ -110,7 +110,7 @@ def test_steps_equal_adamw_on_mean(batch_size: int, accumulation: int) -> None:
     """Any division of a step into batches gives the same result, over two epochs."""
     model = Bigram()
     loop = loop_of(model, batch_size=batch_size, accumulation=accumulation, weight_decay=0.1)
-    loop.betas = (0.8, 0.95)
+    loop = replace(loop, betas=(0.8, 0.95))
     trained = loop.run(3, 5)
     expected = by_hand(range(3, 8), 4, betas=(0.8, 0.95), weight_decay=0.1)
     torch.testing.assert_close(model.table.detach(), expected, rtol=1e-5, atol=1e-6)
@@ -305,7 +305,9 @@ def test_the_order_of_names_does_not_matter() -> None:
         model = Bigram()
         model.second = nn.Parameter(torch.zeros(3))
         loop = loop_of(model)
-        loop.parameters = {name: {"a": model.table, "b": model.second}[name] for name in names}
+        loop = replace(
+            loop, parameters={name: {"a": model.table, "b": model.second}[name] for name in names}
+        )
         state = loop.run(0, 2).moments
         loop.run(2, 2, state)
         tables.append(model.table.detach())

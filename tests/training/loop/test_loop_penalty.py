@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -40,7 +41,7 @@ def after_one_step(
     """Return the gradient of a step's loss as ``AdamW`` receives it; no gradient is clipped."""
     settings = TrainingSettings(batch_size=4 // accumulation, accumulation=accumulation)
     loop = Loop(model, {"table": model.table}, settings, 4, batch_of, 0, 1, penalty)
-    loop.max_gradient_norm = math.inf
+    loop = replace(loop, max_gradient_norm=math.inf)
     loop.run(0, 1)
     assert model.table.grad is not None
     return model.table.grad.clone()

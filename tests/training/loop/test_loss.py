@@ -1,5 +1,8 @@
 """Custom losses against slow loops: distillation from a teacher's logits, and the required form."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -61,7 +64,7 @@ def test_distillation_equals_a_slow_loop(accumulation: int) -> None:
     teacher = Rows(seed=11)
     model = Rows()
     loop = loop_of(model, batch_size=4 // accumulation, accumulation=accumulation)
-    loop.loss = distillation(teacher)
+    loop = replace(loop, loss=distillation(teacher))
     trained = loop.run(3, 4)
     expected, losses = distilled_by_hand(teacher, range(3, 7))
     torch.testing.assert_close(model.table, expected.table, rtol=1e-5, atol=1e-6)
@@ -75,7 +78,7 @@ def test_a_teacher_is_learnt_from() -> None:
     teacher = Rows(seed=11)
     model = Rows()
     loop = loop_of(model, batch_size=5)
-    loop.loss = distillation(teacher)
+    loop = replace(loop, loss=distillation(teacher))
     loop.run(0, 300)
     seen = sorted({before for step in range(5) for before, _ in predicted(step, 5)})
     mine, theirs = ((one.table + one.shift)[seen].softmax(-1) for one in (model, teacher))
@@ -92,9 +95,11 @@ def test_batch_terms_are_averaged_per_prediction() -> None:
     with_term = Rows()
     first = loop_of(plain, accumulation=2).run(0, 2)
     loop = loop_of(with_term, accumulation=2)
-    loop.loss = lambda model, batch, device: (
-        summed_loss(model, batch, device) + 2.0 * len(batch.labels)
-    )
+
+    def with_constant(model: Any, batch: Batch, device: torch.device) -> Tensor:
+        return summed_loss(model, batch, device) + 2.0 * len(batch.labels)
+
+    loop = replace(loop, loss=with_constant)
     second = loop.run(0, 2)
     for step, (one, other) in enumerate(zip(first.losses, second.losses, strict=True)):
         assert other - one == pytest.approx(2.0 * 4 / len(predicted(step, 4)), rel=1e-4)
@@ -106,8 +111,8 @@ def test_a_loss_without_a_gradient_weighs_nothing() -> None:
     """Covers a penalty that moves the parameters."""
     model = Rows()
     loop = loop_of(model)
-    loop.loss = lambda model, batch, device: 0.0 * summed_loss(model, batch, device)
-    loop.penalty = lambda: model.shift.square().sum()
+    loop = replace(loop, loss=lambda model, batch, device: 0.0 * summed_loss(model, batch, device))
+    loop = replace(loop, penalty=lambda: model.shift.square().sum())
     trained = loop.run(0, 2)
     assert (trained.weighed, trained.losses) == ([], [0.0, 0.0])
     assert torch.equal(model.table, Rows().table)
@@ -130,7 +135,7 @@ def test_loss_may_draw_from_step_s_generators() -> None:
         before = torch.get_rng_state()
         drawn.append([])
         loop = loop_of(Rows(), accumulation=2)
-        loop.loss = loss
+        loop = replace(loop, loss=loss)
         loop.run(state, 3 - state)
         assert torch.equal(torch.get_rng_state(), before)
     assert drawn[0][2:] == drawn[1]
@@ -139,12 +144,16 @@ def test_loss_may_draw_from_step_s_generators() -> None:
 
 def test_a_loss_is_one_float32_number() -> None:
     loop = loop_of(Rows())
-    loop.loss = lambda model, batch, device: summed_loss(model, batch, device).to(torch.bfloat16)
+    loop = replace(
+        loop, loss=lambda model, batch, device: summed_loss(model, batch, device).to(torch.bfloat16)
+    )
     with pytest.raises(
         ValueError, match=r"a loss is torch.bfloat16, \[\], and must be torch.float32, \[\]"
     ):
         loop.run(0, 1)
-    loop.loss = lambda model, batch, device: counted_predictions(model, batch, device)[0].sum(0)
+    loop = replace(
+        loop, loss=lambda model, batch, device: counted_predictions(model, batch, device)[0].sum(0)
+    )
     with pytest.raises(ValueError, match=r"a loss is torch.float32, \[6\]"):
         loop.run(0, 1)
 

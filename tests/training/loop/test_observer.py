@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -51,8 +52,8 @@ def test_gradients_equal_finite_differences(accumulation: int) -> None:
         accumulation=accumulation,
         max_gradient_norm=0.001,
     )
-    loop.penalty = lambda: 50.0 * model.table.square().sum()
-    loop.observer = lambda step, gradients: seen_by(seen, step, gradients)
+    loop = replace(loop, penalty=lambda: 50.0 * model.table.square().sum())
+    loop = replace(loop, observer=lambda step, gradients: seen_by(seen, step, gradients))
     loop.run(7, 1)
     ((step, gradients),) = seen
     assert step == 7
@@ -70,7 +71,7 @@ def test_the_pull_to_the_anchor_is_not_shown() -> None:
     seen: Seen = []
     loop_of(after_one := Rows(), proximal=1.0).run(0, 1)
     loop = loop_of(Rows(), proximal=1.0)
-    loop.observer = lambda step, gradients: seen_by(seen, step, gradients)
+    loop = replace(loop, observer=lambda step, gradients: seen_by(seen, step, gradients))
     loop.run(0, 2)
     table = torch.autograd.grad(mean_loss(after_one, 1), after_one.table)[0]
     torch.testing.assert_close(seen[1][1]["table"], table, rtol=1e-4, atol=1e-6)
@@ -89,7 +90,7 @@ def test_observer_changes_nothing() -> None:
     models = []
     for observer in (None, rude, lambda step, gradients: seen_by(kept, step, gradients)):
         loop = loop_of(model := Rows(), max_gradient_norm=0.1, accumulation=2, weight_decay=0.1)
-        loop.observer = observer
+        loop = replace(loop, observer=observer)
         models.append((model, loop.run(2, 4)))
     assert [step for step, _ in kept] == [2, 3, 4, 5]
     for (_, first), (_, second) in zip(seen, kept, strict=True):
@@ -103,8 +104,10 @@ def test_observer_changes_nothing() -> None:
 def test_unreached_parameter_is_left_out() -> None:
     seen: Seen = []
     loop = loop_of(model := Rows())
-    loop.parameters = {"shift": model.shift, "unused": torch.nn.Parameter(torch.zeros(2))}
-    loop.observer = lambda step, gradients: seen_by(seen, step, gradients)
+    loop = replace(
+        loop, parameters={"shift": model.shift, "unused": torch.nn.Parameter(torch.zeros(2))}
+    )
+    loop = replace(loop, observer=lambda step, gradients: seen_by(seen, step, gradients))
     loop.run(0, 1)
     assert [list(gradients) for _, gradients in seen] == [["shift"]]
 
@@ -128,7 +131,7 @@ def test_non_finite_step_shows_no_gradients(what: str | float) -> None:
     if what != "loss":
         model.shift.register_hook(second_is_broken)
     loop = loop_of(model)
-    loop.observer = lambda step, gradients: seen_by(seen, step, gradients)
+    loop = replace(loop, observer=lambda step, gradients: seen_by(seen, step, gradients))
     trained = loop.run(0, 3)
     assert ([step for step, _ in seen], trained.weighed, trained.skipped_steps) == (
         [0, 1, 2],
@@ -148,7 +151,7 @@ def test_observer_s_error_ends_training() -> None:
         raise InputError("no more")
 
     loop = loop_of(model := Rows())
-    loop.observer = refuses
+    loop = replace(loop, observer=refuses)
     with pytest.raises(EspalierError, match="no more"):
         loop.run(0, 2)
     assert torch.equal(model.table, Rows().table)

@@ -50,9 +50,16 @@ def loop_of(
     given = {"batch_size": 2, "learning_rate": RATE} | settings
     parameters = {name: getattr(model, name) for name in names}
     chosen = TrainingSettings(**given)
-    loop = Loop(model, parameters, chosen, len(SEQUENCES), batch_of, SEED, TOTAL)
-    loop.max_gradient_norm = max_gradient_norm
-    return loop
+    return Loop(
+        model,
+        parameters,
+        chosen,
+        len(SEQUENCES),
+        batch_of,
+        SEED,
+        TOTAL,
+        max_gradient_norm=max_gradient_norm,
+    )
 
 
 def predicted(step: int, batch: int = 2) -> list[tuple[int, int]]:

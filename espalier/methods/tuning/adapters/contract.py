@@ -3,7 +3,7 @@
 Clients send adapter tensors and a few counts, nothing else.
 
 Before the first round only the request is sent, since every client makes the first adapters from
-the run's seed. Later the global adapters are sent: ``deliver`` pushes all parts but the last, and
+the run's seed. Later the global adapters are sent: ``push`` brings all parts but the last, and
 ``train`` brings the last.
 """
 
@@ -16,8 +16,8 @@ from espalier.errors import ProtocolError
 from espalier.messages.contract import BlockSpecs, CheckValues, Contract
 from espalier.messages.message import Fields, Kind, MessageBody, validate
 from espalier.messages.parts import (
-    Delivery,
     PartRequest,
+    Push,
     Reply,
     Report,
     require_result_wanted,
@@ -168,14 +168,14 @@ def contract(
     return reply.contract(request, run)
 
 
-def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
-    """Return the contract of a ``deliver`` message, which pushes a part of the global adapters."""
+def push_contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
+    """Return the contract of a ``push`` with a part of the global adapters."""
     if request.header.server_round > run.federation.rounds:
         require_result_wanted(run)
-    return delivery_of(request, plan_of, run, trained)
+    return push_of(request, plan_of, run, trained)
 
 
-def delivery_of(
+def push_of(
     request: MessageBody,
     plan_of: PlanOf,
     run: RunSettings,
@@ -183,7 +183,7 @@ def delivery_of(
     beside: Along = NOTHING,
     first: int = 0,
 ) -> Contract:
-    """Return the contract of ``delivery`` for a method with other tensors or blobs.
+    """Return the contract of ``push_contract`` for a method with other tensors or blobs.
 
     It is also the contract of a pushed result. Raises ProtocolError if the rank limit exceeds the
     largest rank of the settings, or if there is no such part.
@@ -198,7 +198,7 @@ def delivery_of(
     _require_rank(order.rank_limit, run)
     whole = trained(plan_of(), run, order.rank_limit)
     adapters = before_round(whole, run, request.header.server_round)
-    delivery = Delivery(
+    push = Push(
         order=Order,
         specs=blob_specs(adapters, run),
         parts=parts(whole, run, request.header.server_round),
@@ -207,7 +207,7 @@ def delivery_of(
         first=first,
         beside=beside.specs,
     )
-    return delivery.contract(request, run)
+    return push.contract(request, run)
 
 
 def _either(beside: Along, otherwise: CheckValues) -> CheckValues:
@@ -240,7 +240,7 @@ def _require_report(report: TuningReport, rank_limit: int, run: RunSettings) -> 
 EXAMPLES: dict[Kind, dict[str, Any]] = {
     "train": {"rank_limit": 8},
     "fetch": {"rank_limit": 8, "rank": 8},
-    "deliver": {"rank_limit": 8},
+    "push": {"rank_limit": 8},
     "local_baseline": {"rank_limit": 4},
 }
 """Example fields for a model of two blocks by kind; the contract of the kind depends on them."""

@@ -20,8 +20,8 @@ class AdapterAveraging(MethodSettings):
     ROUNDS = 3
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
     RULES: ClassVar[tuple[str, ...]] = ("clipped-mean", "mean", "trimmed-mean", "median")
-    FIRST_DELIVERY = 2
-    """First round with a ``deliver`` message; clients make the first adapters from the seed."""
+    FIRST_PUSH = 2
+    """First round with a ``push`` message; clients make the first adapters from the seed."""
 
     def asked_of_sites(self, run: RunSettings) -> Mapping[str, tuple[str, int]]:
         """Return the steps and sequences of a round and the tokens of a forward pass."""
@@ -116,7 +116,7 @@ class AdapterAveraging(MethodSettings):
             )
         return ""
 
-    def delivers_differences(self, federation: FederationSettings) -> bool:
+    def pushes_differences(self, federation: FederationSettings) -> bool:
         """Return whether the server sends the change of the global adapters since the first ones.
 
         Every client makes the first adapters itself. With the SVD nothing of these is left in the

@@ -62,8 +62,8 @@ class TestFedSpaLLM(Federations):
     test_own_text_figures_equal_transformers = (
         SpaLLMPromises.test_own_text_figures_equal_transformers
     )
-    test_undelivered_result_costs_figures_alone = (
-        SpaLLMPromises.test_undelivered_result_costs_figures_alone
+    test_unpushed_result_costs_figures_alone = (
+        SpaLLMPromises.test_unpushed_result_costs_figures_alone
     )
     test_exact_sparsity = SpaLLMPromises.test_exact_sparsity
 

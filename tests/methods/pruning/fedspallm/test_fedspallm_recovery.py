@@ -77,7 +77,7 @@ class TestRounds(SpaLLMRounds):
         for client in range(4):
             own = [kind for one, kind in kinds if one == client]
             assert own.count("train") == (2 if client in lost else 1)
-            assert ("deliver" in own[own.index("train") : -own[::-1].index("train")]) == (
+            assert ("push" in own[own.index("train") : -own[::-1].index("train")]) == (
                 client in lost
             )
         assert model_files(folder) == model_files(whole_six.folder)
@@ -163,9 +163,9 @@ class TestRounds(SpaLLMRounds):
         def refuse(site: Any, request: Any) -> Any:
             if request.header.client == 1:
                 raise InputError("the disk is full")
-            return deliver(site, request)
+            return take_layers(site, request)
 
-        deliver = client_app.methods.pruning.fedspallm_layers.take_layers
+        take_layers = client_app.methods.pruning.fedspallm_layers.take_layers
         monkeypatch.setattr(client_app.methods.pruning.fedspallm_layers, "take_layers", refuse)
         document = summary(bench.run())
         assert [client["status"] for client in document["clients"]] == [
@@ -174,7 +174,7 @@ class TestRounds(SpaLLMRounds):
             "completed",
             "completed",
         ]
-        assert document["clients"][1]["reason"] == "deliver: the disk is full"
+        assert document["clients"][1]["reason"] == "push: the disk is full"
 
     def test_state_holds_the_newest_layers_alone(self, on_own_text: Bench) -> None:
         """Each client holds the layers from before and after the last push; others are deleted."""

@@ -43,7 +43,7 @@ class TestRounds(SpaLLMRounds, SpaLLMPromises):
         first = [
             body
             for body in sent
-            if body.header.server_round == 1 and body.header.kind in ("train", "deliver")
+            if body.header.server_round == 1 and body.header.kind in ("train", "push")
         ]
         assert [body.header.kind for body in first] == ["train"] * 4
         assert all(not body.blobs and set(body.fields) == {"blocks", "versions"} for body in first)
@@ -78,7 +78,7 @@ class TestRounds(SpaLLMRounds, SpaLLMPromises):
         for body in sorted(sent, key=lambda body: body.header.client):
             before = versions[body.header.server_round - 1]
             own = held[body.header.client]
-            if body.header.kind == "deliver":
+            if body.header.kind == "push":
                 assert body.fields["versions"] == [before[index] for index in body.fields["blocks"]]
                 brought.update(body.fields["blocks"])
             elif body.header.kind in ("train", "evaluate"):
@@ -123,7 +123,7 @@ class TestRounds(SpaLLMRounds, SpaLLMPromises):
         six = replace(six, settings=six.settings | {"evaluation.own-text": True})
         whole = six.run()
         cut = six.killed(
-            lambda header: (header.kind, header.server_round, header.client) == ("deliver", 5, 2)
+            lambda header: (header.kind, header.server_round, header.client) == ("push", 5, 2)
         )
         assert (
             six.killed(
@@ -183,7 +183,7 @@ class TestRounds(SpaLLMRounds, SpaLLMPromises):
         monkeypatch.setattr("client_app.methods.pruning.fedspallm_layers.take_layers", refuse)
         with pytest.raises(
             RunFailed,
-            match=r"0 clients left for round 2(.|\n)*node-00003: deliver: the disk is full",
+            match=r"0 clients left for round 2(.|\n)*node-00003: push: the disk is full",
         ):
             bench.run()
 

@@ -219,15 +219,13 @@ class TestMaskTuning(MaskTuningRuns, Promises):
             torch.testing.assert_close(found, expected.bfloat16().float(), rtol=1e-2, atol=1e-4)
         assert summary(plain.folder)["report"]["scales_of_blocks"]
 
-    def test_what_is_delivered_is_what_is_written(self, whole: Uninterrupted) -> None:
+    def test_what_is_pushed_is_what_is_written(self, whole: Uninterrupted) -> None:
         """Pushed tensors include the scales, because clients evaluate the federated model.
 
         ``test_own_text_figures_equal_transformers`` compares the metrics.
         """
-        delivered = [read(request.content) for request in whole.requests]
-        bodies = [
-            body for body in delivered if body.header.kind == "deliver" and body.header.client == 0
-        ]
+        pushed = [read(request.content) for request in whole.requests]
+        bodies = [body for body in pushed if body.header.kind == "push" and body.header.client == 0]
         blobs = {key: blob for body in bodies for key, blob in body.blobs.items()}
         for place, stay in self.kept(whole.folder).items():
             scales = scales_of(unpack_tensors(blobs[f"block-{place[0]:04d}"]))[place[1]]

@@ -38,7 +38,7 @@ BLOCKS = 4
 
 
 def asked(requests: list[Message], what: str) -> list[MessageBody]:
-    """Return the requests of one kind; kinds of ``deliver`` have names of their own."""
+    """Return the requests of one kind; kinds of ``push`` have names of their own."""
     bodies = [read(request.content) for request in requests]
     return [body for body in bodies if body.fields.get("what", body.header.kind) == what]
 

@@ -55,9 +55,9 @@ class TestFedSoda(FedSodaRuns, Promises):
             bench.model, dtype=torch.float32, num_hidden_layers=BLOCKS - 1
         )
         emulator = asked(whole.requests, "emulator")[-1]
-        adapter = [
-            body for body in asked(whole.requests, "deliver") if body.header.server_round == 3
-        ][-1]
+        adapter = [body for body in asked(whole.requests, "push") if body.header.server_round == 3][
+            -1
+        ]
         sent = {key: load(blob) for key, blob in (emulator.blobs | adapter.blobs).items()}
         paths = {
             "attn.q": "self_attn.q_proj",

@@ -92,7 +92,7 @@ def in_bits(spoil: Callable[[int], int]) -> Callable[[Message, Message], Message
 
     def tamper(request: Message, reply: Message) -> Message:
         body = read(reply.content)
-        if body.header.kind != "deliver" or "structure" not in body.blobs:
+        if body.header.kind != "push" or "structure" not in body.blobs:
             return reply
         (bits,) = unpack_tensors(body.blobs["structure"])[CUT].tolist()
         body.blobs["structure"] = pack_tensors({CUT: np.array([spoil(bits)], np.uint64)})

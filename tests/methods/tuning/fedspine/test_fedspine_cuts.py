@@ -59,7 +59,7 @@ class TestFedSpine(FedSpineRuns):
             for r in map(opened, requests)
             if "rank_limit" in r.fields
         }
-        assert limits == {("train", 3), ("fetch", 3), ("deliver", 3)}
+        assert limits == {("train", 3), ("fetch", 3), ("push", 3)}
         for note in refinements(folder):
             least = {1: 0, 2: 480, 3: 960, 4: 960}[note["round"]]
             spent = [round(device["pruned"] * 3840) for device in note["devices"].values()]
@@ -77,7 +77,7 @@ class TestFedSpine(FedSpineRuns):
         assert "did not reach" not in capsys.readouterr().out
 
     def test_question_precedes_parts_with_bits(self, plain: Uninterrupted) -> None:
-        """Each block is one part: the first travels by ``deliver``, the last with ``train``.
+        """Each block is one part: the first travels by ``push``, the last with ``train``.
 
         Replies are split in the same way.
         """
@@ -89,8 +89,8 @@ class TestFedSpine(FedSpineRuns):
         first = ["block-0000", "structure"]
         last = ["block-0001", "structure"]
         assert kinds == [
-            ("deliver", 0, ["structure"]),
-            ("deliver", 1, first),
+            ("push", 0, ["structure"]),
+            ("push", 1, first),
             ("train", 0, last),
             ("fetch", 1, ["structure"]),
         ]
@@ -133,7 +133,7 @@ class TestFedSpine(FedSpineRuns):
             "dropped",
             "completed",
         ]
-        assert clients[2]["reason"].startswith("deliver: reply refused")
+        assert clients[2]["reason"].startswith("push: reply refused")
         assert words in clients[2]["reason"]
 
     def test_what_was_cut_does_not_come_back(self, bench: Bench) -> None:
@@ -176,14 +176,14 @@ class TestFedSpine(FedSpineRuns):
         other = MessageBody(body.header, {"pruned": body.fields["pruned"] / 2}, body.blobs)
         reply = read(
             grid.answer(
-                Message(write(other), dst_node_id=1, message_type="query.deliver"), context
+                Message(write(other), dst_node_id=1, message_type="query.push"), context
             ).content
         )
         assert "answered another request of round 2" in reply.fields["reason"]
         beyond = MessageBody(body.header, {"pruned": 0.5}, body.blobs)
         reply = read(
             grid.answer(
-                Message(write(beyond), dst_node_id=1, message_type="query.deliver"), context
+                Message(write(beyond), dst_node_id=1, message_type="query.push"), context
             ).content
         )
         assert "pruned is above the run's pruning ratio" in reply.fields["reason"]
@@ -253,7 +253,7 @@ class TestFedSpine(FedSpineRuns):
             content = write(MessageBody(header, {"pruned": pruned}, question.blobs))
             reply = read(
                 grid.answer(
-                    Message(content, dst_node_id=context.node_id, message_type="query.deliver"),
+                    Message(content, dst_node_id=context.node_id, message_type="query.push"),
                     context,
                 ).content
             )

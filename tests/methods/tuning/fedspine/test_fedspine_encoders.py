@@ -280,7 +280,7 @@ def test_every_message_matches_its_contract(done: Done) -> None:
         check_reply(answer, asked, contract)
         heads |= {(asked.header.kind, "down") for _ in asked.blobs.keys() & {"head"}}
         heads |= {(asked.header.kind, "up") for _ in answer.blobs.keys() & {"head"}}
-    assert {kind for kind, _ in heads} <= {"train", "fetch", "deliver"}
+    assert {kind for kind, _ in heads} <= {"train", "fetch", "push"}
     assert {way for _, way in heads} == {"down", "up"}
 
 

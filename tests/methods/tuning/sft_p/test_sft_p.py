@@ -51,10 +51,10 @@ class TestSftP(SftPRuns, PersonalPromises):
             secrets += [
                 made for mask in some for made in (pack(mask[None]).tobytes(), mask.tobytes())
             ]
-            lanes = [np.flatnonzero(mask) for mask in some]
+            places = [np.flatnonzero(mask) for mask in some]
             secrets += [
                 own.astype(kind).tobytes()
-                for own in lanes
+                for own in places
                 for kind in (np.int16, np.int32, np.int64)
             ]
             for _, reply in kept.received:
@@ -221,7 +221,7 @@ class TestSftP(SftPRuns, PersonalPromises):
 
     @pytest.mark.parametrize("before", ["all", "read"])
     @pytest.mark.parametrize("norm", ["all", "read"])
-    def test_lanes_are_cut_again_only_with_norm_all(
+    def test_residual_dimensions_are_cut_again_only_with_norm_all(
         self, bench: Bench, before: str, norm: str
     ) -> None:
         smaller = (

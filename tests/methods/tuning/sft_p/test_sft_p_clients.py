@@ -140,7 +140,7 @@ class TestSftP(SftPRuns):
         def lose(message: Message) -> None:
             body = read(message.content)
             if (body.header.kind, body.header.client, body.header.part) == (
-                "deliver",
+                "push",
                 1,
                 0,
             ) and body.header.server_round == 3:
