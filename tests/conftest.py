@@ -14,7 +14,7 @@ import torch
 
 from espalier.settings.methods import METHODS
 from tests.devices import DEVICES, tests_work_on, working_on
-from tests.toy_method import ROW as TOY
+from tests.toy_method.contract import METHOD as TOY
 
 # A busy machine must not make a test fail.
 hypothesis.settings.register_profile("espalier", deadline=None)

@@ -31,6 +31,7 @@ from espalier.hf.sliced.signals import basis_of, mean_moments
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.input_statistics import pack_statistics
 from espalier.messages.blobs.cuts import read_cut
+from espalier.messages.sums.secure_sum import summand_specs
 from espalier.messages.sums.summands import Numbers, add_to, pack, unpack
 from espalier.messages.tensor_blobs import views
 from espalier.methods.pruning.flap import FlapSettings
@@ -46,7 +47,6 @@ from espalier.methods.pruning.slicegpt import (
 from espalier.models.groups import Cut, Groups
 from espalier.models.plan import block_key
 from espalier.models.structure import ADDED_BIASES, GROUP_KINDS
-from espalier.settings.methods import METHODS, part
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings, parse
 from pruning_kernels.groups.fluctuation import Moments, pooled
@@ -65,7 +65,7 @@ def summed(
     samples: int,
 ) -> dict[str, Numbers]:
     """Return the sum modulo 2^bits of the clients' summands of a blob, by tensor name."""
-    specs = part(METHODS[run.method].summands)(1, model.plan, run)[key]
+    specs = summand_specs(1, model.plan, run)[key]
     found = {}
     report = {"samples": samples}
 
@@ -143,7 +143,7 @@ def pruner_lines(model: OpenedModel, run: RunSettings, clients: Sequence[Tensor]
     fixed: dict[int, dict[str, Tensor]] = {}
     for index in sent[0]:
         key = block_key(index)
-        specs = part(METHODS[run.method].summands)(1, model.plan, run)[key]
+        specs = summand_specs(1, model.plan, run)[key]
         sums = summed(run, model, of_scores, key, [own[index] for own in blobs], 0)
         for kind in GROUP_KINDS:
             name = score_name(kind)
@@ -173,7 +173,7 @@ def slicegpt_lines(
     lost = []
     for place, *own in zip(places(model.plan), *walks, strict=True):
         blobs = [pack_statistics({MOMENTS: packed(moments)}) for moments in own]
-        spec = part(METHODS[run.method].summands)(1, model.plan, run)[place][MOMENTS]
+        spec = summand_specs(1, model.plan, run)[place][MOMENTS]
         number = len(clients[0])
         sums = summed(run, model, of_moments, place, blobs, number)[MOMENTS]
         fixed = unpacked(scale.numbers(sums, spec.bits) / (number * len(clients)), width)

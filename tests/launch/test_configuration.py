@@ -73,14 +73,19 @@ def test_paths_are_relative_to_working_directory(
     ("words", "line"),
     [
         (
-            ["fedprllm", "pruning.sparsity=0.7"],
+            ["fedprllm", "fedspallm.aggregation=mean"],
             (
-                "pruning.sparsity = 0.7: method = 'fedprllm' does not read it; set"
-                " pruning.sparsity, or choose method"
+                "fedspallm.aggregation = 'mean': method = 'fedprllm' does not read it; leave it"
+                " out, or choose method = 'fedspallm'"
             ),
         ),
         # A value that equals the default is refused too if it is given.
-        (["fedprllm", "pruning.sparsity=0.5"], "pruning.sparsity = 0.5: "),
+        (["fedprllm", "fedspallm.aggregation=l0"], "fedspallm.aggregation = 'l0': "),
+        # A shared key is refused where another method alone reads it.
+        (
+            ["fedprllm", "pruning.ratio=0.2"],
+            "pruning.ratio = 0.2: method = 'fedprllm' does not read it; leave it out, or choose",
+        ),
         (
             ["fedspallm", "lora.rank=4"],
             (
@@ -217,16 +222,16 @@ def test_the_server_takes_what_a_preset_says(name: str) -> None:
 def test_own_preset_with_unread_table_is_refused(tmp_path: Path) -> None:
     preset = tmp_path / "mine.toml"
     preset.write_text(
-        'method = "fedprllm"\n[fedspallm]\nsparsity = 0.7\ncoverage = "every-round"\n'
+        'method = "fedprllm"\n[fedspallm]\nsampled-layers = 0.7\ncoverage = "every-round"\n'
     )
     with pytest.raises(
-        EspalierError, match=r"pruning.sparsity = 0.7: method = 'fedprllm' does not read it"
+        EspalierError, match=r"fedspallm.sampled-layers = 0.7: method = 'fedprllm' does not read it"
     ) as caught:
         configuration(APP, [str(preset)], on_this_machine=True)
     # This is the default value: a complete preset may contain all tables.
     assert "coverage" not in str(caught.value)
     _, settings = configuration(APP, [str(preset), "method=fedspallm"], on_this_machine=True)
-    assert settings.of(FedSpaLLMSettings).sparsity == 0.7
+    assert settings.of(FedSpaLLMSettings).sampled_layers == 0.7
 
 
 def test_other_method_drops_preset_s_table() -> None:

@@ -1,4 +1,4 @@
-"""Toy method: a row of the table and three short files keep the promises of every method."""
+"""Toy method: three short files keep the promises of every method, in two rounds."""
 
 from typing import Any, ClassVar
 
@@ -14,8 +14,6 @@ from tests.methods.promises.promises import Promises
 
 @pytest.mark.usefixtures("toy")
 class TestToyMethod(Promises):
-    """Federations of the toy with two rounds."""
-
     method = "toy"
     settings: ClassVar[dict[str, Any]] = {"toy.strength": 0.5}
     last_round = 2

@@ -80,6 +80,9 @@ def _head(name: str) -> Iterator[str]:
 
 
 def _rows(keys: Sequence[Key]) -> Iterator[str]:
+    if not keys:
+        yield "It has no keys of its own; the shared tables say which keys the method reads."
+        return
     yield from ("| key | default | allowed | meaning |", "|---|---|---|---|")
     for key in keys:
         allowed = key.allowed or "text"
@@ -100,6 +103,8 @@ def app_config() -> str:
         " as tables."
     ]
     for name, table in tables_of_a_run().items():
+        if not keys_of(table, name):
+            continue
         heading = f"[tool.flwr.app.config.{name}]  # {_read_by(name)}"
         lines += ["", heading if name else "[tool.flwr.app.config]"]
         for key in keys_of(table, name):

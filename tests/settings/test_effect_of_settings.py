@@ -14,7 +14,7 @@ from espalier.settings.methods import METHODS, all_tables, settings_of, tables_o
 from espalier.settings.run import NOT_PART_OF_THE_RESULT, RunSettings, parse
 from espalier.settings.shared_keys import TABLES, all_shared_keys, shared_keys
 from tests.settings.default_settings import DEFAULTS, flat, mistake_lines
-from tests.toy_method import ROW
+from tests.toy_method.contract import METHOD as TOY
 
 
 def test_texts_are_named() -> None:
@@ -252,7 +252,7 @@ def test_unread_federation_keys_are_refused() -> None:
             {"method": "fedspallm", "federation.wire-dtype": "nf4"},
             by_hand=["federation.wire-dtype"],
         )
-    words = "choose method = 'fedpetuning' or 'fed-sb' or 'fedsoda' or 'fedspine' or 'hetlora'"
+    words = "choose method = 'fed-sb' or 'fedpetuning' or 'fedsoda' or 'fedspine' or 'hetlora'"
     assert words in str(told.value)
 
 
@@ -269,7 +269,7 @@ def test_written_round_settings_are_read_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Client weights that the method does not read stay as they are."""
-    monkeypatch.setitem(METHODS, "toy", ROW)
+    monkeypatch.setitem(METHODS, "toy", TOY)
     require_read_again("toy")
     federation = parse({"method": "toy"}).federation
     assert (federation.rounds, federation.client_weights) == (2, "paper")

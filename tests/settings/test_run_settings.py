@@ -6,6 +6,7 @@ import pytest
 
 import espalier
 from espalier.errors import EspalierError
+from espalier.methods.pruning.fedprllm import FedPrLLMSettings
 from espalier.settings.keys import changed
 from espalier.settings.methods import METHODS, Row
 from espalier.settings.run import RunSettings, parse
@@ -141,9 +142,8 @@ def test_unknown_method_lists_known_ones() -> None:
 def test_unchosen_method_s_table_is_not_validated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The additional method has only a row in the table of methods."""
-    settings = "espalier.methods.pruning.fedprllm:FedPrLLMSettings"
-    other = Row("Other", settings, strategy="", job="", tunes=True)
+    """The additional method has only a row."""
+    other = Row("Other", FedPrLLMSettings, strategy="", job="", tunes=True)
     monkeypatch.setitem(METHODS, "other", other)
     assert parse(DEFAULTS | {"other.depth": "very", "lora.depth": "too"}) == parse({})
 

@@ -16,7 +16,7 @@ from espalier.settings.methods import METHODS, settings_of
 from espalier.settings.node import NodeSettings
 from tests.pages.schema import Key, keys_of, keys_of_a_run
 from tests.pages.settings_page import BEGIN, END, settings_page, with_app_config
-from tests.toy_method import ROW
+from tests.toy_method.contract import METHOD as TOY
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
@@ -167,7 +167,7 @@ def test_methods_say_their_rounds_and_weights(
             for method, value in expected.items()
         }
         assert by_method(f"federation.{key}") == first
-    monkeypatch.setitem(METHODS, "toy", ROW)
+    monkeypatch.setitem(METHODS, "toy", TOY)
     monkeypatch.setattr(HetLoRASettings, "ROUNDS", 7)
     monkeypatch.setattr(HetLoRASettings, "WEIGHTS", ("importance", "equal"))
     rounds = by_method("federation.rounds")

@@ -1,7 +1,7 @@
 """Toy: its settings, the vector that clients send, and the edit of weights by a vector."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -9,10 +9,8 @@ from espalier.messages.parts import Reply, contracts_of, values_within
 from espalier.messages.tensor_blobs import TensorSpec, unpack_tensors
 from espalier.models.plan import ModelPlan
 from espalier.settings.method import MethodSettings
+from espalier.settings.methods import Row
 from espalier.settings.run import RunSettings
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class ToySettings(MethodSettings):
@@ -34,11 +32,15 @@ def reply(plan: ModelPlan, run: RunSettings) -> Reply:
 contract, push_contract = contracts_of(reply)
 
 
-def scaled(weight: "Tensor", _: int, blobs: Mapping[str, bytes], run: RunSettings) -> "Tensor":
-    """Scale the columns of a query matrix by ``1 + strength * mean``, in float32."""
+def scaled(weight: Any, _: int, blobs: Mapping[str, bytes], run: RunSettings) -> Any:
+    """Scale the columns of a query matrix (torch) by ``1 + strength * mean``, in float32."""
     factor = 1 + run.of(ToySettings).strength * unpack_tensors(blobs["vector"])["mean"]
     wide = weight.float()
     return (wide * wide.new_tensor(factor)).to(weight.dtype)
 
 
 EDITS = {"attn.q": scaled}
+
+METHOD = Row(
+    "Toy (mean of vectors)", ToySettings, "tests.toy_method.strategy:Toy", "tests.toy_method.client"
+)

@@ -33,7 +33,7 @@ from espalier.secure_sum.confirmation import LIST_TAG_BYTES
 from espalier.secure_sum.keys import SEALED_BYTES, SEED_BYTES
 from espalier.secure_sum.neighbours import Neighbourhood, neighbourhood, two_thirds
 from espalier.settings.combinations import LEAST_OF_A_SUM, MOST_OF_A_SUM
-from espalier.settings.methods import METHODS, part
+from espalier.settings.methods import METHODS
 from espalier.settings.run import RunSettings
 
 LABEL = b"espalier: a site says its keys of a secure sum (1)\n"
@@ -202,7 +202,10 @@ def key_statement(
 
 def summand_specs(server_round: int, plan: ModelPlan, run: RunSettings) -> SumSpecs:
     """Return the specs of the summands of a round, by blob key and tensor name."""
-    specs: SumSpecs = part(METHODS[run.method].summands)(server_round, plan, run)
+    make = METHODS[run.method].summands
+    if make is None:
+        raise ProtocolError(f"message: replies of {run.method} are not summed")
+    specs: SumSpecs = make(server_round, plan, run)
     return specs
 
 

@@ -24,6 +24,7 @@ from espalier.messages.parts import Reply
 from espalier.messages.sums.summands import SumSpecs
 from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.models.plan import BlockPlan, ModelPlan, PlanOf, block_key
+from espalier.settings.methods import Row
 from espalier.settings.pruning import MASKS_HAVE_NO_NOISE, Group, MaskingSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
@@ -192,3 +193,17 @@ OBSERVER = (
 
 EXAMPLES: dict[Kind, dict[str, Any]] = {"push": {"num_voters": [1], "decided": 2}}
 """Example fields by kind for a model of two blocks; the contract of the kind depends on them."""
+
+
+METHOD = Row(
+    title="FedPrLLM (clients vote with their masks on the weights to prune)",
+    settings=FedPrLLMSettings,
+    strategy="strategies.pruning.fedprllm:FedPrLLM",
+    job="client_app.methods.pruning.fedprllm",
+    summands=summands,
+    to_summands="client_app.summands.votes:of_masks",
+    dry_run="server_app.estimate.messages.pruning:DryFedPrLLM",
+    work="server_app.estimate.work.pruning:Masking",
+    outcome="server_app.artifacts.pruned_model:PrunedOutcome",
+    baseline="strategies.baselines:masked_by_all",
+)

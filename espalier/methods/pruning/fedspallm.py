@@ -21,6 +21,7 @@ from espalier.messages.sums.summands import SumSpec, SumSpecs
 from espalier.messages.tensor_blobs import TensorSpec
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan, PlanOf, block_key
 from espalier.settings.method import numbers_of_clients, of_client
+from espalier.settings.methods import Row
 from espalier.settings.pruning import MASKS_HAVE_NO_NOISE, PruningSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
@@ -389,3 +390,20 @@ EXAMPLES: dict[Kind, dict[str, Any]] = {
     },
 }
 """Example fields by kind for the model of ``espalier/methods/examples.py`` at 50% sparsity."""
+
+
+METHOD = Row(
+    title=(
+        "FedSpaLLM (clients prune sampled layers, the server averages the weights that they keep)"
+    ),
+    settings=FedSpaLLMSettings,
+    strategy="strategies.pruning.fedspallm.strategy:FedSpaLLM",
+    job="client_app.methods.pruning.fedspallm",
+    summands=summands,
+    to_summands="client_app.summands.votes:of_kept",
+    push="client_app.methods.pruning.fedspallm_layers:take_layers",
+    dry_run="server_app.estimate.messages.pruning:DryFedSpaLLM",
+    work="server_app.estimate.work.pruning:KeptWeights",
+    outcome="server_app.artifacts.pruned_model:PrunedOutcome",
+    baseline="strategies.baselines:reconstructed_by_all",
+)

@@ -21,6 +21,7 @@ from espalier.methods.pruning import pooled_pruning
 from espalier.methods.pruning.pooled_pruning import COUNT, squares_name
 from espalier.models.plan import ModelPlan, PlanOf, block_key
 from espalier.models.structure import ADDED_BIASES
+from espalier.settings.methods import Row
 from espalier.settings.pruning import StructuredSettings
 from espalier.settings.run import RunSettings
 from pruning_kernels.fixed_point import as_floats, is_possible
@@ -146,4 +147,20 @@ OBSERVER = (
     " means come close to the values of single tokens; the site's `min-tokens` sets the minimum."
     " A reader who knows some of the samples can recognise them in the reply, whatever `min-tokens`"
     " says. Also how long the work took."
+)
+
+
+METHOD = Row(
+    title=(
+        "FLAP (attention groups and channels that fluctuate least are cut, on pooled statistics)"
+    ),
+    settings=FlapSettings,
+    strategy="strategies.pruning.flap:Flap",
+    job="client_app.methods.pruning.flap",
+    summands=summands,
+    to_summands="client_app.summands.statistics:of_input_sums",
+    dry_run="server_app.estimate.messages.pruning:DryCutting",
+    work="server_app.estimate.work.pruning:Cut",
+    outcome="server_app.artifacts.structured_model:StructuredOutcome",
+    baseline="strategies.baselines:flap_of_all",
 )

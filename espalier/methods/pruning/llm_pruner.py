@@ -27,6 +27,7 @@ from espalier.models.groups import Cut, Groups
 from espalier.models.plan import ModelPlan, PlanOf, block_key
 from espalier.models.structure import GROUP_KINDS, sizes_of
 from espalier.models.triangles import ROUNDING, are_inner_products, triangle_size
+from espalier.settings.methods import Row
 from espalier.settings.pruning import Selection, StructuredSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
@@ -403,4 +404,20 @@ OBSERVER_OF_EQUATIONS = (
     " are active together on the text. The site's `min-tokens` sets the minimum number of tokens."
     " The server chooses what is removed, and so it influences what it learns. A reader who knows some"
     " of the samples may recognise them. Also how long the work took."
+)
+
+
+METHOD = Row(
+    title=(
+        "LLM-Pruner (groups by what the loss would change without them, scores summed over clients)"
+    ),
+    settings=LlmPrunerSettings,
+    strategy="strategies.pruning.llm_pruner:LlmPruner",
+    job="client_app.methods.pruning.llm_pruner",
+    summands=summands,
+    to_summands="client_app.summands.statistics:of_scores",
+    dry_run="server_app.estimate.messages.pruning:DryLlmPruner",
+    work="server_app.estimate.work.pruning:WholeGradient",
+    outcome="server_app.artifacts.structured_model:StructuredOutcome",
+    baseline="strategies.baselines:llm_pruner_of_all",
 )

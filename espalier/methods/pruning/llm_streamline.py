@@ -33,6 +33,7 @@ from espalier.messages.parts import (
 )
 from espalier.messages.tensor_blobs import TensorSpec, wire_specs
 from espalier.models.plan import BlockPlan, ModelPlan, PlanOf
+from espalier.settings.methods import Row
 from espalier.settings.pruning import SmallerSettings, ratio_field
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
@@ -353,3 +354,19 @@ EXAMPLES: dict[Kind | tuple[Kind, int], dict[str, Any]] = {
 
 The contract of the kind depends on them.
 """
+
+
+METHOD = Row(
+    title=(
+        "LLM-Streamline (neighbouring blocks that change least give way to one layer, whose"
+        " weights are averaged)"
+    ),
+    settings=LlmStreamlineSettings,
+    strategy="strategies.pruning.llm_streamline:LlmStreamline",
+    job="client_app.methods.pruning.llm_streamline",
+    summands_reason=("has no fixed point with a bound for similarities and layers"),
+    dry_run="server_app.estimate.messages.pruning:DryLlmStreamline",
+    work="server_app.estimate.work.pruning:OneLayer",
+    outcome="server_app.artifacts.structured_model:StructuredOutcome",
+    baseline="strategies.baselines:llm_streamline_of_all",
+)

@@ -26,6 +26,7 @@ from espalier.messages.sums.summands import WIDE_BITS, WORD_BITS, SumSpec, SumSp
 from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.models.plan import BlockPlan, ModelPlan, PlanOf, block_key
 from espalier.models.structure import COLUMNS
+from espalier.settings.methods import Row
 from espalier.settings.pruning import MaskingSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.tables.federation import FederationSettings, largest_trim
@@ -203,3 +204,20 @@ PRIVATE_OBSERVER = (
 
 EXAMPLES: dict[Kind, dict[str, int]] = {"push": {"decided": 2}}
 """Example fields by kind for a model of two blocks; the contract of the kind depends on them."""
+
+
+METHOD = Row(
+    title=(
+        "Pooled pruning (Wanda or RIA on the sum of the clients' squared inputs, as if all text"
+        " were in one place)"
+    ),
+    settings=PooledPruningSettings,
+    strategy="strategies.pruning.pooled_pruning:PooledPruning",
+    job="client_app.methods.pruning.pooled_pruning",
+    dry_run="server_app.estimate.messages.pruning:DryPooledPruning",
+    work="server_app.estimate.work.pruning:Pooled",
+    outcome="server_app.artifacts.pruned_model:PooledOutcome",
+    baseline="strategies.baselines:pooled_by_all",
+    summands=summands,
+    to_summands="client_app.summands.statistics:of_input_sums",
+)

@@ -31,6 +31,7 @@ from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.models.plan import ModelPlan, PlanOf, block_key
 from espalier.models.triangles import ROUNDING, are_inner_products, diagonal_of, triangle_size
 from espalier.settings.method import PublicTextSettings
+from espalier.settings.methods import Row
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
 from espalier.settings.tables.federation import FederationSettings
@@ -254,3 +255,20 @@ OBSERVER = (
     " = `samples`: the number of calibration samples. Also how long the work took."
 )
 OBSERVER_OF_NOTHING = "That the client takes part, and nothing of its text."
+
+
+METHOD = Row(
+    title=(
+        "SliceGPT (principal components of the residual stream, by pooled second moments, of"
+        " which the minor go)"
+    ),
+    settings=SliceGptSettings,
+    strategy="strategies.pruning.slicegpt:SliceGpt",
+    job="client_app.methods.pruning.slicegpt",
+    summands=summands,
+    to_summands="client_app.summands.statistics:of_moments",
+    dry_run="server_app.estimate.messages.pruning:DrySliceGpt",
+    work="server_app.estimate.work.pruning:Components",
+    outcome="server_app.artifacts.structured_model:SlicedOutcome",
+    baseline="strategies.baselines:slicegpt_of_all",
+)

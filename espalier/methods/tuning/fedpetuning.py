@@ -5,7 +5,9 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from espalier.methods.tuning.adapters.settings import AdapterAveraging, folding_faults
+from espalier.methods.tuning.adapters.summands import summands
 from espalier.models.adapters import FACTORS
+from espalier.settings.methods import Row
 from espalier.settings.run import RunSettings
 from espalier.settings.tables.federation import BY_COORDINATE, FederationSettings
 from espalier.settings.tables.lora import LoraSettings
@@ -89,3 +91,19 @@ class FedPETuningSettings(AdapterAveraging):
                 " not follow from the sums of A and of B; set it to 'factors', 'ffa' or 'rolora'"
             )
         return super().secure_sum_fault(federation)
+
+
+METHOD = Row(
+    title="FedPETuning (federated averaging of LoRA adapters)",
+    settings=FedPETuningSettings,
+    contracts="espalier.methods.tuning.adapters.contract",
+    strategy="strategies.tuning.fedpetuning:FedPETuning",
+    job="client_app.methods.tuning.fedpetuning",
+    summands=summands,
+    to_summands="client_app.summands.adapters:of_adapters",
+    dry_run="server_app.estimate.messages.tuning:DryTuning",
+    work="server_app.estimate.work.tuning:Tuned",
+    outcome="server_app.artifacts.adapters:AdapterOutcome",
+    baseline="strategies.baselines:tuned",
+    tunes=True,
+)

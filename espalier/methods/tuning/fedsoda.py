@@ -26,11 +26,13 @@ from espalier.messages.message import Fields, Kind, MessageBody, NoFields, valid
 from espalier.messages.parts import Push, Sha256
 from espalier.methods.tuning.adapters import contract as averaging
 from espalier.methods.tuning.adapters.settings import AdapterAveraging
+from espalier.methods.tuning.adapters.summands import summands
 from espalier.methods.tuning.adapters.tensors import blob_specs
 from espalier.methods.tuning.adapters.values import Values
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.models.plan import ModelPlan, PlanOf
 from espalier.settings.method import PublicTextSettings
+from espalier.settings.methods import Row
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
 from espalier.settings.tables.federation import FederationSettings
@@ -307,3 +309,22 @@ EXAMPLES: dict[Kind | tuple[Kind, int], dict[str, Any] | list[dict[str, Any]]] =
 
 The sub-model and its emulator's LoRA are pushed before round 1, the adapter's LoRA from round 2 on.
 """
+
+
+METHOD = Row(
+    title=(
+        "FedSODA (LoRA of the last blocks, tuned on a pruned and quantised sub-model that the"
+        " server keeps aligned)"
+    ),
+    settings=FedSodaSettings,
+    strategy="strategies.tuning.fedsoda.strategy:FedSoda",
+    job="client_app.methods.tuning.fedsoda",
+    summands=summands,
+    to_summands="client_app.summands.adapters:of_adapters",
+    push="client_app.methods.tuning.fedsoda:take_any",
+    dry_run="server_app.estimate.messages.tuning:DryFedSoda",
+    work="server_app.estimate.work.tuning:SubTuned",
+    outcome="server_app.artifacts.adapters:SubModelOutcome",
+    baseline="strategies.baselines:tuned",
+    tunes=True,
+)

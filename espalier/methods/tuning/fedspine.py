@@ -30,6 +30,7 @@ from espalier.models.adapters import AdapterPlan
 from espalier.models.groups import Groups
 from espalier.models.plan import ModelPlan, PlanOf
 from espalier.models.structure import structured_plan
+from espalier.settings.methods import Row
 from espalier.settings.pruning import CutSettings, PersonalModelSettings, ratio_field
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
@@ -438,3 +439,23 @@ OBSERVER = (
 
 EXAMPLES: dict[Kind, Mapping[str, Any]] = {**averaging.EXAMPLES, "push": {"pruned": 0.1}}
 """Example fields by kind; the contract of the kind depends on them."""
+
+
+METHOD = Row(
+    title=(
+        "FedSpine (devices prune and tune in turn, by ratios and LoRA ranks that a bandit"
+        " chooses for each)"
+    ),
+    settings=FedSpineSettings,
+    strategy="strategies.tuning.fedspine.strategy:FedSpine",
+    job="client_app.methods.tuning.fedspine",
+    summands_reason=(
+        "chooses a ratio and a rank for each client by its losses, and averages each row"
+        " over the clients that kept it, weighted by the importance of each"
+    ),
+    push="client_app.methods.tuning.fedspine_cut:take_or_cut",
+    dry_run="server_app.estimate.messages.tuning:DryFedSpine",
+    work="server_app.estimate.work.tuning:Spined",
+    outcome="server_app.artifacts.fedspine:RefinedOutcome",
+    tunes=True,
+)

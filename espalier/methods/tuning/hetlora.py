@@ -3,11 +3,13 @@
 LoRA adapters are averaged, with a rank for each client.
 """
 
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from espalier.methods.tuning.adapters.settings import AdapterAveraging
+from espalier.methods.tuning.fedpetuning import METHOD as FEDPETUNING
 from espalier.settings.method import of_client
 from espalier.settings.tables.federation import FederationSettings
 from espalier.settings.tables.lora import LoraSettings, Ranks, largest_rank_faults, ranks_field
@@ -97,3 +99,18 @@ class HetLoRASettings(AdapterAveraging):
             *super().contradictions(method, federation, lora, num_clients),
             *largest_rank_faults(self.ranks, lora, num_clients),
         ]
+
+
+METHOD = replace(
+    FEDPETUNING,
+    title="HetLoRA (federated LoRA adapters, with a rank for each client)",
+    settings=HetLoRASettings,
+    strategy="strategies.tuning.hetlora:HetLoRA",
+    summands=None,
+    to_summands="",
+    summands_reason=(
+        "weights clients by the norm of each one's update, and they have ranks of their"
+        " own and give some up"
+    ),
+    dry_run="server_app.estimate.messages.tuning:DryHetLoRA",
+)

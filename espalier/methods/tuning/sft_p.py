@@ -23,6 +23,7 @@ from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.models.mask_generator import GeneratorShape
 from espalier.models.plan import ModelPlan, PlanOf
 from espalier.settings.method import numbers_of_clients, of_client
+from espalier.settings.methods import Row
 from espalier.settings.pruning import PersonalModelSettings, ratio_field
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
@@ -301,3 +302,20 @@ def summands(server_round: int, plan: ModelPlan, run: RunSettings) -> SumSpecs:
 
 EXAMPLES: dict[Kind, dict[str, Any]] = averaging.EXAMPLES
 """Example fields by kind; the contract of the kind depends on them."""
+
+
+METHOD = Row(
+    title=(
+        "SFT-P (every client prunes for itself, by masks of a shared generator, trained"
+        " together with LoRA)"
+    ),
+    settings=SftPSettings,
+    strategy="strategies.tuning.sft_p:SftP",
+    job="client_app.methods.tuning.sft_p",
+    summands=summands,
+    to_summands="client_app.summands.adapters:of_adapters",
+    dry_run="server_app.estimate.messages.tuning:DryTuning",
+    work="server_app.estimate.work.tuning:Masked",
+    outcome="server_app.artifacts.personal_models:PersonalMasksOutcome",
+    tunes=True,
+)

@@ -14,11 +14,11 @@ class RunKeywords(TypedDict, total=False):
     """Settings of a run by keyword."""
 
     method: Literal[
+        "fed-sb",
         "fedpetuning",
         "fedprllm",
-        "fedspallm",
-        "fed-sb",
         "fedsoda",
+        "fedspallm",
         "fedspine",
         "flap",
         "flora",
@@ -149,20 +149,12 @@ class RunKeywords(TypedDict, total=False):
     pruning_keep_models: bool
     public_text: Text
     public_samples: int
+    fed_sb_frozen_bases: Literal["weights", "seed"]
     fedpetuning_aggregation: Literal["factors", "svd", "fedex", "ffa", "rolora"]
     fedprllm_vote_group: Literal["layer", "row", "column"]
     fedprllm_ties: Literal["magnitude", "index", "random"]
     fedprllm_weight_scaling: bool
     fedprllm_continue_behind: Literal["masked", "scaled"]
-    fedspallm_local_method: Literal["sparsegpt", "wanda", "ria", "magnitude"]
-    fedspallm_damping_mean: Literal["live", "all"]
-    fedspallm_aggregation: Literal["l0", "mean"]
-    fedspallm_mask_expansion: bool
-    fedspallm_schedule: Literal["constant", "linear", "cubic"]
-    fedspallm_sampled_layers: float
-    fedspallm_capabilities: Text
-    fedspallm_coverage: Literal["every-round", "over-rounds"]
-    fed_sb_frozen_bases: Literal["weights", "seed"]
     fedsoda_adapter_layers: int
     fedsoda_first_layers: int
     fedsoda_drop: Literal["similar", "uniform"]
@@ -174,6 +166,14 @@ class RunKeywords(TypedDict, total=False):
     fedsoda_realign_steps: int
     fedsoda_realign_every: int
     fedsoda_align_learning_rate: float
+    fedspallm_local_method: Literal["sparsegpt", "wanda", "ria", "magnitude"]
+    fedspallm_damping_mean: Literal["live", "all"]
+    fedspallm_aggregation: Literal["l0", "mean"]
+    fedspallm_mask_expansion: bool
+    fedspallm_schedule: Literal["constant", "linear", "cubic"]
+    fedspallm_sampled_layers: float
+    fedspallm_capabilities: Text
+    fedspallm_coverage: Literal["every-round", "over-rounds"]
     fedspine_prune_rounds: int
     fedspine_prune_from: int
     fedspine_allocation: Literal["bandit", "fixed", "random"]

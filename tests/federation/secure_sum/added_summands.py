@@ -86,9 +86,7 @@ class SummedRun:
             hashes = dict(zip(keys, reply.fields["blob_sha256"], strict=True))
             row = METHODS[site.settings.method]
             plan = site.model.plan
-            self.specs[header.server_round] = part(row.summands)(
-                header.server_round, plan, site.settings
-            )
+            self.specs[header.server_round] = row.summands(header.server_round, plan, site.settings)
             found = {}
             for key, specs in self.specs[header.server_round].items():
                 found[key] = dict(

@@ -18,7 +18,7 @@ from espalier.methods.examples import plan_of, settings_for
 from espalier.methods.pruning.slicegpt import moment_scale
 from espalier.methods.tuning.adapters.summands import VALUE_EXPONENT, value_scale
 from espalier.models.plan import ModelPlan
-from espalier.settings.methods import METHODS, part
+from espalier.settings.methods import METHODS
 from espalier.settings.run import parse
 from pruning_kernels.bounded_fixed_point import signed_bits
 from server_app.artifacts import personal_models
@@ -270,7 +270,7 @@ def test_summands_fit_into_64_bits(method: str) -> None:
     """Votes take the fewest bits; other numbers have a coarser unit with more clients."""
     for clients in (3, 8, 32, 100, 900):
         run = parse({**settings_for(method, "masked"), "num-clients": clients})
-        for tensors in part(METHODS[method].summands)(1, plan_of(method), run).values():
+        for tensors in METHODS[method].summands(1, plan_of(method), run).values():
             for name, spec in tensors.items():
                 assert 1 <= spec.bits <= 64 or spec.bits == 128
                 if name.endswith(".votes"):

@@ -314,7 +314,7 @@ def test_preset_settings_and_code_are_passed_on(
     assert (app, module, document["node"]) == (APP, "client_app.node.check_node", {"site": "a"})
     assert document["run"]["pruning.sparsity"] == 0.7
     assert (
-        main(["check-node", 'site="a"', "fedspallm", "pruning.sparsity=0.7", "--app", str(APP)])
+        main(["check-node", 'site="a"', "fedspallm", "pruning.sparsity=1.7", "--app", str(APP)])
         == 2
     )
     # The settings of the run are wrong, so no node is asked.

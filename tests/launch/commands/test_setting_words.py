@@ -19,7 +19,7 @@ FORM = "settings have the form key=value, without leading dashes and without spa
         ("run --num-clients --seed 1", "--num-clients: ... num-clients=VALUE"),
         ("run --num-clients --seed 1", "--seed: ... seed=1"),
         ("run --num-client 3", "--num-client: ... num-clients=3"),
-        ("run --fedprllm.sparsity 0.6", "--fedprllm.sparsity: ... pruning.sparsity=0.6"),
+        ("run --pruning.sparsity 0.6", "--pruning.sparsity: ... pruning.sparsity=0.6"),
         ("run fedspallm --sparsity 0.6", "--sparsity: ... pruning.sparsity=0.6"),
         ("plan fedpetuning --rounds 3", "--rounds: ... federation.rounds=3"),
         ("check-node site=\"a\" --num-clients 3", "--num-clients: ... num-clients=3"),

@@ -13,7 +13,7 @@ from espalier.errors import InputError
 from espalier.messages.sums.secure_sum import KINDS as SECURE_KINDS
 from espalier.methods.privacy_table import privacy_table
 from espalier.settings.methods import METHODS
-from tests.toy_method import ROW
+from tests.toy_method.contract import METHOD as TOY
 
 NAMES = (
     "run settings",
@@ -113,7 +113,7 @@ def test_letters_have_every_method_and_form() -> None:
 
 def test_new_method_is_fuzzed_and_in_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The row of the table is sufficient; a reply of one blob is never fetched."""
-    monkeypatch.setitem(METHODS, "toy", ROW)
+    monkeypatch.setitem(METHODS, "toy", TOY)
     assert forms("toy") == [("train", 1, ()), ("push", 1, ())]
     for name in ("run settings", "letters"):
         assert fuzz(name, targets(tmp_path)[name], 1, range(200)).foreign == []
