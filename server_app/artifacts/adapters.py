@@ -23,9 +23,10 @@ from server_app.report.model_card import adapter_card, merged_card
 from strategies.averaging.adapters import AdapterResult
 from strategies.averaging.written_adapters import WrittenAdapters
 from strategies.fleet import seconds_of_all
-from strategies.tuning.fedsoda.sub_model import Plugged, SubModelResult
+from strategies.tuning.fedsoda.sub_model import SubModelResult
 
-Adapters = AdapterResult | WrittenAdapters | Plugged
+Adapters = AdapterResult | SubModelResult
+"""Result that is written as adapters of the base model."""
 
 
 class AdapterOutcome(Outcome[Adapters]):
@@ -38,43 +39,42 @@ class AdapterOutcome(Outcome[Adapters]):
 
         ``seconds`` is the time of all rounds so far, if the clock of a simulated fleet provides it.
         """
-        result = result.written()
-        times = {"seconds": seconds_of_all(result.rounds)} if result.rounds else {}
-        tensors = {key: result.tensors(key) for key in result.blobs}
+        written = result.written()
+        times = {"seconds": seconds_of_all(written.rounds)} if written.rounds else {}
+        tensors = {key: written.tensors(key) for key in written.keys}
         if self.tests.encoded is None:
             return {
-                "perplexity": perplexities(self.losses_of(merged(result.adapters, tensors))),
+                "perplexity": perplexities(self.losses_of(merged(written.adapters, tensors))),
                 **times,
             }
         adapted = AdaptedModel.load(
-            self.run.model, self.run.computing, self.run.settings, result.adapters
+            self.run.model, self.run.computing, self.run.settings, written.adapters
         )
         adapted.set(tensors)
         return {"scores": finite_values(scores_of(self.run, adapted, self.tests)), **times}
 
     def note_times(self, result: Adapters) -> None:
         """Record the times of the simulated fleet's clock, if there is one."""
-        self.summary.take_times(result.rounds)
+        self.summary.take_times(result.written().rounds)
 
     def write(self, result: Adapters) -> None:
         """Write the adapters, with the classification head of an encoder."""
-        result = result.written()
-        self.summary.report = result.report()
+        written = result.written()
+        self.summary.report = written.report
         # Plain adapters would fill the zeros of a pruned base, so only the merged model is written.
-        if result.adapters.keep_zeros:
-            self._write_merged(result)
+        if written.adapters.keep_zeros:
+            self._write_merged(written)
             return
-        card = adapter_card(self.run.settings, self.run.model, result.report())
-        export_adapter(
-            self.run.model, result.adapters, result.tensors, self.run.folder.path / "adapter", card
-        )
-        add_chat_template(self.run.settings.task, self.run.model, self.run.folder.path / "adapter")
+        card = adapter_card(self.run.settings, self.run.model, written.report)
+        target = self.run.folder.path / "adapter"
+        export_adapter(self.run.model, written.adapters, written.tensors, target, card)
+        add_chat_template(self.run.settings.task, self.run.model, target)
         if self.tests.num_classes:
-            self._check_encoder(result)
+            self._check_encoder(written)
         else:
-            self._check_decoder(result)
+            self._check_decoder(written)
 
-    def _check_decoder(self, result: Adapters) -> None:
+    def _check_decoder(self, result: WrittenAdapters) -> None:
         run = self.run
         target = run.folder.path / "adapter"
         check_adapter(self.stream, result.edits, target, self.few_samples)
@@ -85,14 +85,14 @@ class AdapterOutcome(Outcome[Adapters]):
         if run.settings.lora.merge:
             self._write_merged(result)
 
-    def _write_merged(self, result: Adapters) -> None:
+    def _write_merged(self, result: WrittenAdapters) -> None:
         """Write the base model with merged adapters.
 
         For a pruned base whose zeros are kept, this is the only output.
         """
         run = self.run
         target = self.run.folder.path / "model"
-        card = merged_card(run.settings, run.model, result.report())
+        card = merged_card(run.settings, run.model, result.report)
         export_edited(run.model, result.edits, target, card)
         add_chat_template(run.settings.task, run.model, target)
         check_export(self.stream, result.edits, target, self.few_samples)
@@ -106,7 +106,7 @@ class AdapterOutcome(Outcome[Adapters]):
             else f"the merged model is in {target}"
         )
 
-    def _check_encoder(self, result: Adapters) -> None:
+    def _check_encoder(self, result: WrittenAdapters) -> None:
         run = self.run
         target = self.run.folder.path / "adapter"
         head = result.tensors(HEAD_KEY)
@@ -118,7 +118,7 @@ class AdapterOutcome(Outcome[Adapters]):
         self.summary.where = f"the adapter, with its classification head, is in {target}"
         if run.settings.lora.merge:
             merged_model = run.folder.path / "model"
-            card = merged_card(run.settings, run.model, result.report())
+            card = merged_card(run.settings, run.model, result.report)
             classes = task_of(run.settings).classes
             export_encoder(run.model, result.edits, head, classes, merged_model, card)
             check_encoder(run.model, result.edits, head, merged_model)
@@ -129,21 +129,21 @@ class AdapterOutcome(Outcome[Adapters]):
 
     def measure(self, result: Adapters) -> None:
         """Compute losses on the texts, and scores on the task's items."""
-        result = result.written()
+        written = result.written()
         columns: dict[str, Tensors] = {
             "dense": {},
-            "federated": {key: result.tensors(key) for key in result.blobs},
+            "federated": {key: written.tensors(key) for key in written.keys},
         }
         pooled: Tensors | None = self.pooled()
         if pooled is not None:
             columns["centralized"] = pooled
         if self.tests.texts:
             self.measure_texts(
-                {column: merged(result.adapters, tensors) for column, tensors in columns.items()}
+                {column: merged(written.adapters, tensors) for column, tensors in columns.items()}
             )
         if self.tests.encoded is not None:
             measure_items(
-                self.run, result.adapters, columns, self.tests, self.summary, self.note_not_finite
+                self.run, written.adapters, columns, self.tests, self.summary, self.note_not_finite
             )
 
 
@@ -152,12 +152,12 @@ class SubModelOutcome(Outcome[SubModelResult]):
 
     def write(self, result: SubModelResult) -> None:
         """Write the adapters of the full model for plain peft."""
-        self._plugged.write(result.plugged())
+        self._adapters.write(result)
         self.summary.where += f", the sub-model in {result.folder}"
 
     def measure(self, result: SubModelResult) -> None:
         """Evaluate the full model before and after tuning, and the sub-model with all its LoRA."""
-        self._plugged.measure(result.plugged())
+        self._adapters.measure(result)
         if not self.tests.texts:
             return
         losses = mean_losses(
@@ -180,5 +180,5 @@ class SubModelOutcome(Outcome[SubModelResult]):
         self.run.progress.note("sub_model_evaluated", text, losses=losses)
 
     @property
-    def _plugged(self) -> AdapterOutcome:
+    def _adapters(self) -> AdapterOutcome:
         return AdapterOutcome(self.run, self.tests, self.summary)

@@ -471,12 +471,24 @@ class Tuning(Method):
     result: Any
     """Object of that class."""
 
-    def __init__(self, run: Run, evaluation: ClientEvaluation, *of_result: Any) -> None:
-        """Make the result; ``of_result`` are its arguments after the checkpoint's blobs."""
+    def __init__(
+        self, run: Run, evaluation: ClientEvaluation, *of_result: Any, **of_averager: Any
+    ) -> None:
+        """Make result and averager.
+
+        Parameters
+        ----------
+        of_result : arguments of the result after the checkpoint's blobs
+        of_averager : arguments of the averager that are not the default
+        """
         super().__init__(run, evaluation)
         self.result = self.RESULT(run.settings, run.model, run.checkpoint.blobs, *of_result)
-        self.averager = AdapterAverager(run, lambda: self.result)
-        """Averaging of the run's adapters; a method that averages otherwise replaces it."""
+        self.averager = AdapterAverager(run, self.adapters, **of_averager)
+
+    def adapters(self) -> AdapterResult:
+        """Return the global adapters, by default the result."""
+        result: AdapterResult = self.result
+        return result
 
     @classmethod
     def require_fit(

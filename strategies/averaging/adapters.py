@@ -14,8 +14,6 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from espalier.hf.opening.opened import OpenedModel
-from espalier.hf.stream.edits import WeightEdit
-from espalier.hf.whole.adapters import merged
 from espalier.messages.blobs.adapters import (
     Shape,
     differences,
@@ -26,7 +24,6 @@ from espalier.messages.blobs.adapters import (
 from espalier.methods.tuning.adapters.settings import AdapterAveraging
 from espalier.methods.tuning.adapters.tensors import of_all_rounds, trained
 from espalier.models.adapters import AdapterPlan, Tensors, is_folded
-from espalier.models.plan import block_key
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
 from espalier.training.initial_values import initial_values
@@ -198,12 +195,6 @@ class AdapterResult(RunResult):
 
     # ----- result ---------------------------------------------------------------------------------
 
-    def edits(self, index: int) -> Mapping[str, WeightEdit]:
-        """Return the edits that merge the global adapters into one block's dense weights."""
-        blocks = [index] if index in self.adapters.blocks else []
-        tensors = {block_key(number): self.tensors(block_key(number)) for number in blocks}
-        return merged(self.adapters, tensors)(index)
-
     def report(self) -> dict[str, Any]:
         """Return the method's own entries of ``summary.json``."""
         ranks = sorted({adapter.rank for _, adapter in self.adapters})
@@ -212,9 +203,11 @@ class AdapterResult(RunResult):
         times = {"waiting_seconds": sum(waiting) / len(waiting)} if waiting else {}
         return {"trained_parameters": trained, "ranks": ranks, **times}
 
-    def written(self) -> "AdapterResult | WrittenAdapters":
+    def written(self) -> WrittenAdapters:
         """Return the adapters as they are written for peft."""
-        return self
+        return WrittenAdapters(
+            self.adapters, list(self.blobs), self.tensors, self.rounds, self.report()
+        )
 
 
 def _alive(tensors: Mapping[str, Tensor], first: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from settings and round.
 """
 
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -78,16 +78,17 @@ class FoldedResult(AdapterResult):
         found = with_update(Factors(*before, adapter.scaling), update, rank)
         return {adapter.folded_b: found.b, adapter.folded_a: found.a}
 
-    def written(self) -> AdapterResult | WrittenAdapters:
+    def written(self) -> WrittenAdapters:
         """Return adapters that contain the folded updates, of a larger rank."""
+        plain = super().written()
         if not self.folded:
-            return self
+            return plain
         # If all adapters are folded, the folded update is the whole result.
         alone = not self.job.sent_factors
         plan = joined_plan(self.adapters, self.folded, alone=alone)
-        read = partial(self._joined, plan, alone)
-        ranks = {"ranks": [next(adapter.rank for _, adapter in plan)]}
-        return WrittenAdapters(plan, read, self.blobs, self.rounds, lambda: self.report() | ranks)
 
-    def _joined(self, plan: Any, alone: bool, key: str) -> dict[str, Tensor]:
-        return joined_tensors(plan, key, self.tensors(key), alone=alone)
+        def joined(key: str) -> dict[str, Tensor]:
+            return joined_tensors(plan, key, self.tensors(key), alone=alone)
+
+        report = {**plain.report, "ranks": [next(adapter.rank for _, adapter in plan)]}
+        return replace(plain, adapters=plan, tensors=joined, report=report)

@@ -1,6 +1,7 @@
-"""Adapters of a run as they are written for peft, if clients train others."""
+"""Adapters of a run as they are written for peft."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -12,31 +13,19 @@ from espalier.models.plan import block_key
 from strategies.fleet import RoundTime
 
 
+@dataclass(frozen=True)
 class WrittenAdapters:
-    """Plain adapters with the interface of ``AdapterResult`` that an outcome uses.
+    """Plain adapters of the base model, which are the result of a run."""
 
-    Parameters
-    ----------
-    tensors : function of a blob key that returns the values of ``adapters``
-    """
-
-    def __init__(
-        self,
-        adapters: AdapterPlan,
-        tensors: Callable[[str], dict[str, Tensor]],
-        blobs: Mapping[str, str],
-        rounds: list[RoundTime],
-        report: Callable[[], dict[str, Any]],
-    ) -> None:
-        self.adapters = adapters
-        self.tensors = tensors
-        self.blobs = blobs
-        self.rounds = rounds
-        self.report = report
-
-    def written(self) -> "WrittenAdapters":
-        """Return these adapters."""
-        return self
+    adapters: AdapterPlan
+    keys: Sequence[str]
+    """Keys of all blobs."""
+    tensors: Callable[[str], dict[str, Tensor]]
+    """Function of a blob key that returns the values of ``adapters``."""
+    rounds: Sequence[RoundTime]
+    """Time of each round; empty without a virtual clock."""
+    report: dict[str, Any]
+    """Method's own entries of ``summary.json``."""
 
     def edits(self, index: int) -> Mapping[str, WeightEdit]:
         """Return the edits that merge the adapters into one block's dense weights."""

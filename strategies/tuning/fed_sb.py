@@ -18,11 +18,12 @@ class InnerResult(AdapterResult):
 
     def written(self) -> WrittenAdapters:
         """Return plain adapters, whose B is the product of the frozen B and the matrix."""
-        plan = replace(self.adapters, bases="")
-        return WrittenAdapters(plan, self._plain, self.blobs, self.rounds, self.report)
 
-    def _plain(self, key: str) -> dict[str, Tensor]:
-        return plain_tensors(self.adapters, key, self.tensors(key))
+        def plain(key: str) -> dict[str, Tensor]:
+            return plain_tensors(self.adapters, key, self.tensors(key))
+
+        plan = replace(self.adapters, bases="")
+        return replace(super().written(), adapters=plan, tensors=plain)
 
 
 class FedSb(Tuning):

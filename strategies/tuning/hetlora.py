@@ -21,7 +21,7 @@ from espalier.models.adapters import Adapter
 from espalier.models.plan import block_key
 from pruning_kernels.lora.factors import Factors, norm
 from pruning_kernels.lora.rank_means import holder_mean, holder_update_mean
-from strategies.averaging.adapter_averager import AdapterAverager, Tuning
+from strategies.averaging.adapter_averager import Tuning
 from strategies.averaging.client_weights import counted_capabilities
 from strategies.averaging.ranked_adapters import RankedResult
 from strategies.averaging.updates import Updates
@@ -38,9 +38,8 @@ class HetLoRA(Tuning):
     result: RankedResult
 
     def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
-        super().__init__(run, evaluation)
+        super().__init__(run, evaluation, rank_of=self._rank_of)
         self.job = run.settings.of(HetLoRASettings)
-        self.averager = AdapterAverager(run, lambda: self.result, rank_of=self._rank_of)
         self._ranks: dict[int, int] | None = None
         """Rank r_k of each client in its next round; None before the first round."""
 

@@ -17,7 +17,7 @@ from espalier.methods.tuning.sft_p import SftPSettings, shape_of, trained
 from espalier.models.mask_generator import PREFIX, num_parameters
 from espalier.settings.run import RunSettings
 from espalier.training.masked_training import first_shared, of_generator
-from strategies.averaging.adapter_averager import AdapterAverager, Tuning
+from strategies.averaging.adapter_averager import Tuning
 from strategies.averaging.adapters import AdapterResult
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.method import Selection, settings_of
@@ -33,12 +33,12 @@ class SftP(Tuning):
     def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
         settings = run.settings
         plan = run.model.plan
-        first = partial(first_shared, plan, settings)
-        super().__init__(run, evaluation, trained(plan, settings), first)
         self.job = settings.of(SftPSettings)
-        self.averager = AdapterAverager(
+        super().__init__(
             run,
-            lambda: self.result,
+            evaluation,
+            trained(plan, settings),
+            partial(first_shared, plan, settings),
             brings_result=evaluation.asked or self.job.has_local_baseline,
             training={PREFIX: of_generator((), settings).settings(settings.training)},
         )

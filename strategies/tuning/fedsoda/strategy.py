@@ -41,7 +41,7 @@ from espalier.settings.run import RunSettings
 from espalier.storage.blobs import sha256
 from espalier.training.adapted_model import AdaptedModel
 from espalier.training.alignment import Alignment, Teacher
-from strategies.averaging.adapter_averager import AdapterAverager, Tuning
+from strategies.averaging.adapter_averager import Tuning
 from strategies.averaging.adapters import AdapterResult
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.method import ClientOrder, Selection
@@ -60,8 +60,6 @@ class FedSoda(Tuning):
         # Without a sub-model, which ``before_round`` makes.
         super().__init__(run, evaluation, run.folder.path / "sub-model")
         self.job = run.settings.of(FedSodaSettings)
-        # The LoRA of the adapter only; the emulator's is aligned by the server.
-        self.averager = AdapterAverager(run, lambda: self.result.adapter)
         self._held: dict[int, int] = {}
         """Alignment round of the emulator's LoRA at each client with the sub-model; 0: none."""
         self._drawn: tuple[int, list[int]] = (0, [])
@@ -69,6 +67,10 @@ class FedSoda(Tuning):
 
         Clients that were dropped before the round's checkpoint are not replaced.
         """
+
+    def adapters(self) -> AdapterResult:
+        """Return the LoRA of the adapter; the emulator's is aligned by the server."""
+        return self.result.adapter
 
     @classmethod
     def require_fit(
@@ -223,7 +225,7 @@ class FedSoda(Tuning):
         run.progress.begin("aligning", 1)
         stream = BlockStream(run.model, run.computing)
         # The teacher is the full model with the same adapter.
-        edits = result.plugged().edits
+        edits = result.written().edits
         teacher = Teacher.walked(
             stream, alignment.samples, alignment.numbers(), alignment.places.of_full(), edits
         )

@@ -10,9 +10,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from safetensors.torch import load
-from torch import Tensor
-
 from espalier.errors import InputError
 from espalier.hf.export.chat_template import add_chat_template
 from espalier.hf.export.model import export_edited
@@ -25,13 +22,13 @@ from espalier.messages.blobs.model_pieces import FILES, Manifest
 from espalier.messages.tensor_blobs import MAX_BLOBS
 from espalier.methods.tuning.adapters.tensors import trained
 from espalier.methods.tuning.fedsoda import FedSodaSettings, emulator_adapters
-from espalier.models.adapters import AdapterPlan
 from espalier.models.plan import block_key
 from espalier.models.structure import Structure
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
 from espalier.training.alignment import Places
 from strategies.averaging.adapters import AdapterResult
+from strategies.averaging.written_adapters import WrittenAdapters
 from strategies.base.method import RunResult
 
 CHUNK = 16 * 1024 * 1024
@@ -173,56 +170,23 @@ class SubModelResult(RunResult):
             "emulator_parameters": self.emulator.adapters.num_parameters if self.emulator else 0,
         }
 
-    def plugged(self) -> "Plugged":
+    def written(self) -> WrittenAdapters:
         """Return the adapter at its place in the full model, without the emulator's LoRA."""
-        return Plugged(self.settings, self.base, self.adapter, self.kept, self.report())
+        # Blocks of the sub-model, by the block's key in the full model.
+        places = {block_key(self.kept[index]): index for index in self.adapter.adapters.blocks}
+        return WrittenAdapters(
+            trained(self.base.plan, self.settings),
+            list(places),
+            lambda key: self.adapter.tensors(block_key(places[key])),
+            self.adapter.rounds,
+            self.report(),
+        )
 
     def sub_edits(self, index: int) -> Mapping[str, WeightEdit]:
         """Return the edits that merge all LoRA into one block of the sub-model."""
         # An emulator that was never aligned has LoRA without effect.
-        emulated = self.emulator.edits(index) if self.emulator and self.aligned else {}
-        return {**emulated, **self.adapter.edits(index)}
-
-
-class Plugged:
-    """Adapters with the full model's block numbers, and the interface of ``AdapterResult``."""
-
-    def __init__(
-        self,
-        settings: RunSettings,
-        base: OpenedModel,
-        of: AdapterResult,
-        kept: list[int],
-        report: dict[str, Any],
-    ) -> None:
-        self.adapters: AdapterPlan = trained(base.plan, settings)
-        self.rounds = of.rounds
-        self._of = of
-        self._report = report
-        # Keys of the sub-model's blocks, by the block's number in the full model.
-        self._keys = {block_key(kept[index]): block_key(index) for index in of.adapters.blocks}
-        self._places = {kept[index]: index for index in of.adapters.blocks}
-
-    def written(self) -> "Plugged":
-        """Return these adapters, which are written as they are."""
-        return self
-
-    @property
-    def blobs(self) -> dict[str, str]:
-        """Hash of each blob's tensors, by the full model's key."""
-        return {full: self._of.blobs[key] for full, key in self._keys.items()}
-
-    def tensors(self, key: str) -> dict[str, Tensor]:
-        """Return the tensors of one blob: float32, by canonical name."""
-        return load(self._of.store.get(self.blobs[key]))
-
-    def edits(self, index: int) -> Mapping[str, WeightEdit]:
-        """Return the edits that merge the adapter into one block; none in the emulator."""
-        return self._of.edits(self._places[index]) if index in self._places else {}
-
-    def report(self) -> dict[str, Any]:
-        """Return the method's own entries of ``summary.json``."""
-        return self._report
+        emulated = self.emulator.written().edits(index) if self.emulator and self.aligned else {}
+        return {**emulated, **self.adapter.written().edits(index)}
 
 
 def write_sub_model(

@@ -39,7 +39,7 @@ from espalier.settings.run import RunSettings
 from pruning_kernels.lora.factor_means import Divisor, KeptFactors, PrunedSide, coverage_mean
 from pruning_kernels.lora.factors import Factors
 from pruning_kernels.lora.importance import Terms, comparable, spectral_term
-from strategies.averaging.adapter_averager import AdapterAverager, Tuning
+from strategies.averaging.adapter_averager import Tuning
 from strategies.averaging.client_weights import count_claims
 from strategies.averaging.updates import Updates
 from strategies.base.evaluation import ClientEvaluation
@@ -130,11 +130,10 @@ class FedSpine(Tuning):
     result: RefinedResult
 
     def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
-        super().__init__(run, evaluation)
         self.job = run.settings.of(FedSpineSettings)
-        self.averager = AdapterAverager(
+        super().__init__(
             run,
-            lambda: self.result,
+            evaluation,
             rank_of=self._rank_of,
             brings_result=evaluation.asked or self.job.has_local_baseline,
             report=SpineReport,
