@@ -43,8 +43,11 @@ class Side:
     """Specs of the blobs and tensors of the message, all of which are required."""
     check_values: CheckValues | None = None
     """Check of the values of each blob."""
-    check_fields: Callable[[Fields], None] | None = None
-    """Check that raises ``ProtocolError`` if fields contradict each other or the request."""
+    check_fields: Callable[[Any], None] | None = None
+    """Check of the object of class ``fields``.
+
+    It raises ``ProtocolError`` if fields contradict each other or the request.
+    """
     blob_sha256: Callable[[Fields], Mapping[str, str]] | None = None
     """Function of the fields that returns the hexadecimal SHA-256 of each blob, by key.
 

@@ -5,6 +5,7 @@ that lost its hidden states gets all earlier decisions again.
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from pydantic import Field
 
@@ -67,7 +68,7 @@ def push_of_blocks(
     settings: RunSettings,
     order: type[Decided],
     specs_of: DecidedSpecs,
-    check_order: Callable[[Fields, int], None] = lambda *_: None,
+    check_order: Callable[[Any, int], None] = lambda *_: None,
 ) -> Contract:
     """Return the contract of a ``push`` with a part of the federated result.
 

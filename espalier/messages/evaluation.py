@@ -215,16 +215,12 @@ def contract(method: str, texts: Texts, own_text: bool) -> Contract:
     if texts.test_items:
         blobs[TEST_BLOB] = test_specs(texts)
 
-    # The number of figures depends on the request.
-    def check(report: Fields) -> None:
-        if isinstance(report, Losses):
-            _require_figures(report, texts)
-
     return Contract(
         kind="evaluate",
         method=method,
         down=Side(Texts, blobs),
-        up=Side(Losses, check_fields=check),
+        # The number of figures depends on the request.
+        up=Side(Losses, check_fields=lambda report: _require_figures(report, texts)),
         observer=OBSERVER,
     )
 

@@ -12,7 +12,7 @@ Does not cover: additional rounds of FedSpaLLM. A site cannot know if they are n
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
@@ -75,10 +75,12 @@ class Reply:
     """Check of the values of a request's blobs."""
     check_values: CheckValues | None = None
     """Check of the values of a reply's blobs."""
-    check_order: Callable[[Fields], None] | None = None
-    """Check of the fields of a ``train`` or ``fetch`` request."""
-    check_report: Callable[[Fields], None] | None = None
-    """Check of the fields of a reply."""
+    check_order: Callable[[Any], None] | None = None
+    """Check of the fields of a ``train`` request."""
+    check_report: Callable[[Any], None] | None = None
+    """Check of the fields of the reply to ``train``."""
+    check_part: Callable[[NoFields], None] | None = None
+    """Check of a later part, after its blobs."""
     parts: list[list[str]] | None = None
     """Blob keys of each part; None: as many blobs per part as ``part-bytes`` allows."""
 
@@ -100,27 +102,27 @@ class Reply:
             )
         part = parts[header.part]
 
-        def check_down(asked: Fields) -> None:
-            if isinstance(asked, PartRequest) and len(asked.blob_sha256) != len(part):
+        def has_all_hashes(asked: PartRequest) -> None:
+            if len(asked.blob_sha256) != len(part):
                 raise ProtocolError(
                     f"{type(asked).__name__}: {len(asked.blob_sha256)} hashes for {len(part)} blobs"
                 )
-            if self.check_order is not None:
-                self.check_order(asked)
 
-        brought = self.fetched_with if fetched else self.brought
         return Contract(
             kind=header.kind,
             method=run.method,
             parts=parts,
             down=Side(
-                self.part_order if fetched else self.order, brought, self.check_brought, check_down
+                self.part_order if fetched else self.order,
+                self.fetched_with if fetched else self.brought,
+                self.check_brought,
+                has_all_hashes if fetched else self.check_order,
             ),
             up=Side(
                 NoFields if fetched else self.report,
                 {key: self.specs[key] for key in part},
                 self.check_values,
-                self.check_report,
+                self.check_part if fetched else self.check_report,
                 hashes_of_part(request, self.specs, part),
             ),
             observer=self.more if fetched else self.observer,
@@ -147,7 +149,7 @@ class Push:
     """Blob keys of each part; None: as many blobs per part as ``part-bytes`` allows."""
     check_values: CheckValues | None = None
     """Check of the values of each blob."""
-    check_order: Callable[[Fields], None] | None = None
+    check_order: Callable[[Any], None] | None = None
     """Check of the fields of each part."""
     first: int = 0
     """Number of the first part; lower numbers belong to other messages."""

@@ -292,15 +292,14 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     specs = sampled_specs(plan, run, header.server_round, asked.blocks)
     sparsity = sparsity_of(run, header.server_round)
 
-    def versions_of_all(sampled: Fields) -> None:
-        if isinstance(sampled, SampledBlocks) and len(sampled.versions) != len(plan.blocks):
+    def versions_of_all(sampled: SampledBlocks) -> None:
+        if len(sampled.versions) != len(plan.blocks):
             raise ProtocolError(
                 f"Sample: {len(sampled.versions)} versions for {len(plan.blocks)} layers"
             )
 
-    def numbers_fit(report: Fields) -> None:
-        if isinstance(report, PruneReport):
-            require_samples("PruneReport: calibration_samples", report.calibration_samples, run)
+    def numbers_fit(report: PruneReport) -> None:
+        require_samples("PruneReport: calibration_samples", report.calibration_samples, run)
 
     def pruned_exactly(key: str, blob: bytes) -> None:
         block = plan.block(key)

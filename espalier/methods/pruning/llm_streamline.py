@@ -249,11 +249,10 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     last = parts_of(specs, run.part_bytes)[-1]
     check = _values_of(plan, run, order.start)
 
-    def check_report(report: Fields) -> None:
-        if isinstance(report, LayerReport):
-            require_samples("LayerReport: samples", report.samples, run)
-            steps = run.of(LlmStreamlineSettings).steps
-            require_some_steps("LayerReport", report.skipped_steps, steps)
+    def check_report(report: LayerReport) -> None:
+        require_samples("LayerReport: samples", report.samples, run)
+        steps = run.of(LlmStreamlineSettings).steps
+        require_some_steps("LayerReport", report.skipped_steps, steps)
 
     return Reply(
         order=Replace,
@@ -270,9 +269,8 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
 
 
 def _similarities(plan: ModelPlan, run: RunSettings) -> Reply:
-    def check_report(report: Fields) -> None:
-        if isinstance(report, SimilarityReport):
-            require_tokens("SimilarityReport", report.tokens, run)
+    def check_report(report: SimilarityReport) -> None:
+        require_tokens("SimilarityReport", report.tokens, run)
 
     return Reply(
         report=SimilarityReport,

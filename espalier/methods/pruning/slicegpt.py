@@ -16,7 +16,7 @@ from pydantic import Field
 
 from espalier.errors import InputError, ProtocolError
 from espalier.messages.contract import Contract
-from espalier.messages.message import Fields, MessageBody
+from espalier.messages.message import MessageBody
 from espalier.messages.parts import (
     MAX_SAMPLES,
     Push,
@@ -214,8 +214,8 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     specs = moment_specs(plan, run)
     tells = bool(specs) and tells_samples(run)
 
-    def check_report(report: Fields) -> None:
-        if isinstance(report, MomentsReport) and (report.samples > 0) != tells:
+    def check_report(report: MomentsReport) -> None:
+        if (report.samples > 0) != tells:
             raise ProtocolError(
                 "MomentsReport: samples are sent with moments, only with"
                 " federation.client-weights = 'samples'"

@@ -236,14 +236,9 @@ def push_contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Co
         raise ProtocolError(f"message: part {header.part} of a {what} does not exist, it has one")
     if what == "model":
         offered = Manifest.offered(request.fields)
-
-        def of_these(answer: Fields) -> None:
-            if isinstance(answer, Lacking):
-                require_pieces(answer.pieces, len(offered.piece_sha256))
-
-        return Contract(
-            "push", run.method, Side(Manifest), Side(Lacking, check_fields=of_these), OFFERED
-        )
+        number = len(offered.piece_sha256)
+        up = Side(Lacking, check_fields=lambda answer: require_pieces(answer.pieces, number))
+        return Contract("push", run.method, Side(Manifest), up, OFFERED)
     if what == "piece":
         down = Side(Piece, piece_specs(validate(Piece, request.fields)))
         return Contract(

@@ -406,8 +406,8 @@ def _question(request: MessageBody, plan: ModelPlan, run: RunSettings) -> Contra
     known = request.blobs.get(STRUCTURE)
     before = groups.none if known is None else read_bits(groups, known)
 
-    def within_the_share(order: Fields) -> None:
-        if isinstance(order, CutOrder) and order.pruned > groups.wanted(job) + SLACK:
+    def within_the_share(order: CutOrder) -> None:
+        if order.pruned > groups.wanted(job) + SLACK:
             raise ProtocolError(
                 f"CutOrder: pruned is above the run's pruning ratio, {job.pruning_ratio:g}"
             )

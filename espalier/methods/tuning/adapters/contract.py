@@ -14,7 +14,7 @@ from pydantic import Field
 
 from espalier.errors import ProtocolError
 from espalier.messages.contract import BlockSpecs, CheckValues, Contract
-from espalier.messages.message import Fields, Kind, MessageBody, validate
+from espalier.messages.message import Fields, Kind, MessageBody, NoFields, validate
 from espalier.messages.parts import (
     PartRequest,
     Push,
@@ -143,13 +143,14 @@ def contract(
     arrived = Values(received, run)
     values = Values(sent, run)
 
-    def fits(report: Fields) -> None:
-        if isinstance(report, TuningReport):
-            _require_report(report, order.rank_limit, run)
-        # A later part has no report; the rank is then that of the request for the part.
-        told = report if isinstance(report, TuningReport) else order
-        if not isinstance(told, Order):
-            values.require_rank(told.rank)
+    def fits(report: TuningReport) -> None:
+        _require_report(report, order.rank_limit, run)
+        values.require_rank(report.rank)
+
+    def fits_too(_: NoFields) -> None:
+        # A later part has no report; the rank is that of the request for the part.
+        if isinstance(order, PartOrder):
+            values.require_rank(order.rank)
 
     reply = Reply(
         order=kind_of_order,
@@ -164,6 +165,7 @@ def contract(
         check_brought=_either(beside, arrived.check),
         check_values=values.check,
         check_report=fits,
+        check_part=fits_too,
     )
     return reply.contract(request, run)
 
