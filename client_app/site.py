@@ -47,8 +47,6 @@ class Site:
     """Request that is answered; None if there is no message."""
     node_id: int = 0
     """Flower's id of the node that answers."""
-    plain: bool = False
-    """True if ``contract`` is that of tensors which are not summed secretly."""
 
     @staticmethod
     def of(context: Context, request: MessageBody | None = None) -> "Site":
@@ -73,19 +71,17 @@ class Site:
     def contract(self) -> Contract:
         """Contract of the request and its reply; ProtocolError if there is no such request."""
         assert self.request is not None
-        find = plain_contract if self.plain else contract_for
-        return find(self.request, lambda: self.model.plan, self.settings)
+        return contract_for(self.request, lambda: self.model.plan, self.settings)
 
     def with_plain_contract(self, request: MessageBody) -> "Site":
         """Return this site as the handler of a request sees it whose tensors stay here.
 
         What this site has opened is shared.
         """
+        # ``copy`` shares what was opened; request and contract are its own.
         found = copy(self)
         found.request = request
-        found.plain = True
-        # ``copy`` shares what was opened; the contract belongs to the request.
-        found.__dict__.pop("contract", None)
+        found.contract = plain_contract(request, lambda: self.model.plan, self.settings)
         return found
 
     @cached_property

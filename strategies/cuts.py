@@ -9,11 +9,9 @@ from espalier.hf.opening.opened import OpenedModel, check_labels
 from espalier.hf.stream.edits import BlobEdits, WeightEdit, edits_from
 from espalier.hf.structured.export import require_writable
 from espalier.hf.structured.selection import open_cut
-from espalier.messages.blobs.cuts import cut_specs, scales_of
+from espalier.messages.blobs.cuts import scales_of
 from espalier.messages.message import NoFields
-from espalier.messages.parts import parts_of
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
-from espalier.models.plan import block_key
 from espalier.models.structure import BlockStructure
 from espalier.settings.pruning import StructuredSettings
 from espalier.settings.run import RunSettings
@@ -59,16 +57,11 @@ class CutResult(RunResult):
 
     def push(self, server_round: int) -> None:
         """Push the decisions to the clients, if they evaluate models on their own text."""
-        settings = self.run.settings
-        # Otherwise clients do not need the model.
-        if settings.evaluation.own_text:
-            places = {block_key(block.index): block.index for block in self.base.plan.blocks}
-            specs = cut_specs(self.base.plan, self.biases, self.scaled)
-            parts = (
-                (NoFields(), {key: self.blob(places[key]) for key in keys})
-                for keys in parts_of(specs, settings.part_bytes)
+        if self.run.settings.evaluation.own_text:
+            plan = self.base.plan
+            self.run.rounds.push_all(
+                server_round, NoFields(), lambda key: self.blob(plan.block(key).index)
             )
-            self.run.rounds.push_parts(server_round, parts)
 
     @property
     def model(self) -> OpenedModel:
@@ -136,13 +129,14 @@ class EditResult(RunResult):
         """Store the tensors of a blob."""
         self.hashes[key] = self.store.put(pack_tensors(tensors))
 
-    def blobs(self) -> dict[str, bytes]:
-        """Return all blobs by key."""
-        return {key: self.store.get(blob) for key, blob in self.hashes.items()}
+    def blob(self, key: str) -> bytes:
+        """Return a blob by its key."""
+        return self.store.get(self.hashes[key])
 
     def edits(self, index: int) -> Mapping[str, WeightEdit]:
         """Return the edits of one block's weights."""
-        return edits_from(self.functions, self.blobs(), self.settings)(index)
+        blobs = {key: self.blob(key) for key in self.hashes}
+        return edits_from(self.functions, blobs, self.settings)(index)
 
     def report(self) -> dict[str, Any]:
         """Return the method's own entries of ``summary.json``: none."""
@@ -161,13 +155,7 @@ class Editing(Method):
         super().__init__(run, evaluation)
         self.result = EditResult(run, self.EDITS)
 
-    def parts(self) -> Sequence[Sequence[str]]:
-        """Return the blob keys of each part of a reply, which are those of the result too."""
-        return self.rounds.request("train", 0, 1, NoFields()).contract.parts
-
     def push_result(self, server_round: int) -> None:
         """Push the result to the clients, part by part, for the evaluation on their own text."""
         if self.run.settings.evaluation.own_text:
-            blobs = self.result.blobs()
-            whole = ((NoFields(), {key: blobs[key] for key in part}) for part in self.parts())
-            self.rounds.push_parts(server_round, whole)
+            self.rounds.push_all(server_round, NoFields(), self.result.blob)

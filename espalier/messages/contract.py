@@ -69,6 +69,8 @@ class Contract:
     """Description of what a person who reads the client's reply learns."""
     parts: Sequence[Sequence[str]] = ((),)
     """Blob keys of each part in which the reply is sent."""
+    pushed: Sequence[Sequence[str]] = ()
+    """Blob keys of each part that the server pushes, if the request is one of them."""
 
     @property
     def num_parts(self) -> int:

@@ -173,7 +173,7 @@ class Push:
             )
         blobs = {key: self.specs[key] for key in parts[part]} | dict(self.beside)
         down = Side(self.order, blobs, self.check_values, self.check_order)
-        return Contract("push", run.method, down, Side(NoFields), self.observer)
+        return Contract("push", run.method, down, Side(NoFields), self.observer, pushed=parts)
 
 
 def values_within(most: float) -> CheckValues:

@@ -20,7 +20,7 @@ from espalier.messages.message import MessageBody, validate
 from espalier.messages.parts import tells_samples
 from espalier.methods.tuning.adapters.contract import Order, PartOrder, TuningReport
 from espalier.methods.tuning.adapters.settings import AdapterAveraging
-from espalier.methods.tuning.adapters.summands import value_scale, value_specs
+from espalier.methods.tuning.adapters.summands import value_scale
 from espalier.methods.tuning.adapters.tensors import (
     before_round,
     of_all_rounds,
@@ -46,7 +46,6 @@ from strategies.base.method import ClientOrder, Method, ProgressWords, Selection
 from strategies.base.roster import Seat
 from strategies.base.run import Run
 from strategies.base.sums.unmasking import Sums
-from strategies.base.sums.weights import total_weight
 from strategies.fleet import (
     DeviceTime,
     FleetClock,
@@ -380,18 +379,16 @@ class AdapterAverager:
         ``sums`` has the weighted values in fixed point (``value_scale``), and the weights.
         """
         settings = self.run.settings
-        adapters = self._trained
         scale = value_scale(settings)
-        specs = value_specs(adapters, settings)
-        total = total_weight(sums, settings, clients)
-        shapes = adapters.shapes()
+        total = sums.total_weight(settings, clients)
+        shapes = self._trained.shapes()
 
         def mean_of(key: str) -> dict[str, Tensor]:
             found = self.adapters().tensors(key)
-            for name, spec in specs[key].items():
-                # The scale divides by the sum of weights; rounding to float32 is the last step.
-                values = scale.mean(sums.tensor(key, name), spec.bits, total)
-                found[name] = values.view(shapes[key][name]).to(torch.float32)
+            for name, shape in shapes[key].items():
+                # Rounding to float32 is the last step.
+                values = sums.mean(key, name, scale, total)
+                found[name] = values.view(shape).to(torch.float32)
             return found
 
         self.adapters().replace(self._blob_by_blob(mean_of, len(clients)), limits_after)

@@ -236,15 +236,21 @@ class Enroller:
 
     def _seat(self, clients: dict[str, int], sites: Mapping[str, tuple[int, Enrolment]]) -> None:
         for site, client in sorted(clients.items(), key=lambda item: item[1]):
-            seat = self.rounds.roster.seats[client] = Seat(client, site, 0)
-            if site in sites:
-                seat.node_id, enrolment = sites[site]
-                seat.capability = enrolment.capability
-                seat.measured = enrolment.measured
-                seat.approval = enrolment.approval
-                self.rounds.progress.step(
-                    "enrolled", f"{site}: client {client}", site=site, client=client
-                )
+            if site not in sites:
+                self.rounds.roster.seats[client] = Seat(client, site, 0)
+                continue
+            node_id, told = sites[site]
+            self.rounds.roster.seats[client] = Seat(
+                client,
+                site,
+                node_id,
+                capability=told.capability,
+                measured=told.measured,
+                approval=told.approval,
+            )
+            self.rounds.progress.step(
+                "enrolled", f"{site}: client {client}", site=site, client=client
+            )
 
     def _newly_enrolled(self) -> Iterator[tuple[int, Enrolment]]:
         """Ask nodes that have not been asked, and yield the answers that have arrived."""

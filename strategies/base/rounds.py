@@ -253,6 +253,28 @@ class Rounds:
             )
         return answers
 
+    def push_all(
+        self,
+        server_round: int,
+        fields: Fields,
+        blob_of: Callable[[str], bytes],
+        clients: Collection[int] | None = None,
+        omitted: int = 0,
+    ) -> None:
+        """Push to clients all blobs that the contract of such a push names, part by part.
+
+        Parameters
+        ----------
+        fields : fields of every part
+        blob_of : function that returns a blob by its key
+        clients : as in ``push_parts``
+        omitted : number of parts at the end that are not pushed
+        """
+        parts = self.request("push", 0, server_round, fields).contract.pushed
+        pushed = parts[: len(parts) - omitted]
+        whole = ((fields, {key: blob_of(key) for key in keys}) for keys in pushed)
+        self.push_parts(server_round, whole, clients)
+
     def round_seconds(self) -> float:
         """Return the time limit of a round in seconds.
 

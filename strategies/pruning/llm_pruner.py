@@ -31,7 +31,6 @@ from espalier.methods.pruning.llm_pruner import (
     require_sendable,
     score_name,
     score_scale,
-    summands,
 )
 from espalier.models.groups import Cut, Groups
 from espalier.models.plan import block_key
@@ -131,15 +130,12 @@ class LlmPruner(Method):
 
     def fold_sums(self, server_round: int, sums: Sums, clients: list[int]) -> None:
         """Decide the cut by the sums of the scores."""
-        specs = summands(server_round, self.plan, self.run.settings)
         scale = score_scale(self.run.settings)
-
-        def summed(index: int, kind: str) -> Tensor:
-            key, name = block_key(index), score_name(kind)
-            return scale.numbers(sums.tensor(key, name), specs[key][name].bits)
-
         scores = {
-            index: {kind: summed(index, kind) for kind in GROUP_KINDS}
+            index: {
+                kind: sums.numbers(block_key(index), score_name(kind), scale)
+                for kind in GROUP_KINDS
+            }
             for index in cut_blocks(self.plan, self.job)
         }
         self._keep(taylor_cut(self.run.model, scores, self.job))

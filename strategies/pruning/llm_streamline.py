@@ -10,7 +10,7 @@ round. Optionally the stretch is removed without a replacement.
 The layer is stored tensor by tensor in the checkpoint's blobs.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,7 @@ from espalier.hf.group_scores.streamline import (
 from espalier.hf.opening.opened import OpenedModel, check_labels
 from espalier.hf.structured.export import require_form
 from espalier.messages.blobs.adapters import differences, pack_adapters, read_adapter, read_layer
-from espalier.messages.message import Fields, MessageBody, validate
+from espalier.messages.message import MessageBody, validate
 from espalier.methods.pruning.llm_streamline import (
     COSINES,
     SIMILARITY_KEY,
@@ -186,7 +186,7 @@ class LlmStreamline(Method):
                 self.reach.note(name, {name: value})
         # In round 2 every client has the base model's block.
         if server_round > 2:
-            self.rounds.push_parts(server_round, self._layer(self._parts()[:-1]))
+            self._push(server_round, omitted=1)
 
     def order(self, server_round: int, client: int) -> ClientOrder:
         """Return the order to compare blocks, or after round 1 to train the layer.
@@ -196,7 +196,8 @@ class LlmStreamline(Method):
         if server_round == 1:
             return ClientOrder()
         start = self.result.start
-        brought = self._parts()[-1] if server_round > 2 else ()
+        plan = self.run.model.plan
+        brought = layer_parts(plan, self.run.settings, start)[-1] if server_round > 2 else ()
         return ClientOrder(
             Replace(start=start),
             {key: self.result.blob(key) for key in brought},
@@ -206,19 +207,12 @@ class LlmStreamline(Method):
     def push_result(self, server_round: int) -> None:
         """Push the result to the clients for the evaluation on their own text."""
         if self.run.settings.evaluation.own_text:
-            # Without a replacement one message names the removed blocks.
-            parts = self._parts() if self.job.replacement == "layer" else [[]]
-            self.rounds.push_parts(server_round + 1, self._layer(parts))
+            self._push(server_round + 1)
 
-    def _layer(
-        self, parts: Sequence[Sequence[str]]
-    ) -> Iterator[tuple[Fields, Mapping[str, bytes]]]:
-        """Yield parts of the layer with the start of the stretch."""
-        for keys in parts:
-            yield Replace(start=self.result.start), {key: self.result.blob(key) for key in keys}
-
-    def _parts(self) -> list[list[str]]:
-        return layer_parts(self.run.model.plan, self.run.settings, self.result.start)
+    def _push(self, server_round: int, omitted: int = 0) -> None:
+        """Push the layer, and the start of the stretch that it replaces."""
+        start = Replace(start=self.result.start)
+        self.rounds.push_all(server_round, start, self.result.blob, omitted=omitted)
 
     # ----- replies --------------------------------------------------------------------------------
 

@@ -21,16 +21,13 @@ from espalier.hf.sliced.signals import basis_of, mean_moments
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.input_statistics import pack_statistics, read_statistics
 from espalier.messages.message import MessageBody, NoFields
-from espalier.messages.parts import parts_of
 from espalier.methods.pruning.slicegpt import (
     BASIS,
     MOMENTS,
     SliceGptSettings,
-    basis_specs,
     dense_width,
     moment_scale,
     places,
-    summands,
 )
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
@@ -45,7 +42,6 @@ from strategies.base.public_samples import public_samples, require_public_text
 from strategies.base.roster import Seat
 from strategies.base.run import Run
 from strategies.base.sums.unmasking import Sums
-from strategies.base.sums.weights import total_weight
 
 
 class SlicedResult(RunResult):
@@ -167,14 +163,10 @@ class SliceGpt(Method):
     def fold_sums(self, server_round: int, sums: Sums, clients: list[int]) -> None:
         """Compute the bases from the sums of the weighted moments."""
         settings = self.run.settings
-        specs = summands(server_round, self.plan, settings)
         scale = moment_scale(self.plan, settings)
-        total = total_weight(sums, settings, clients)
+        total = sums.total_weight(settings, clients)
         self._find(
-            unpacked(
-                scale.mean(sums.tensor(place, MOMENTS), specs[place][MOMENTS].bits, total),
-                dense_width(self.plan),
-            )
+            unpacked(sums.mean(place, MOMENTS, scale, total), dense_width(self.plan))
             for place in places(self.plan)
         )
 
@@ -215,13 +207,9 @@ class SliceGpt(Method):
 
     def push_result(self, server_round: int) -> None:
         """Push the bases to the clients, for the evaluation on their own text."""
-        if not self.run.settings.evaluation.own_text:
-            return
-        # Places in the order of the bases.
-        numbers = {place: number for number, place in enumerate(places(self.plan))}
-        parts = parts_of(basis_specs(self.plan, self.run.settings), self.run.settings.part_bytes)
-        whole = (
-            (NoFields(), {place: self.result.blob(numbers[place]) for place in part})
-            for part in parts
-        )
-        self.rounds.push_parts(server_round, whole)
+        if self.run.settings.evaluation.own_text:
+            # Bases are in the order of the places.
+            numbers = {place: number for number, place in enumerate(places(self.plan))}
+            self.rounds.push_all(
+                server_round, NoFields(), lambda place: self.result.blob(numbers[place])
+            )

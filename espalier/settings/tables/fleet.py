@@ -114,11 +114,11 @@ class Fleet(Table):
         """Number of devices."""
         return sum(group.count for group in self.devices)
 
-    def require(self, num_clients: int, key: str = "num-clients") -> None:
+    def require(self, num_clients: int) -> None:
         """Raise InputError if a run has more clients than the fleet has devices."""
         if num_clients > self.size:
             raise InputError(
-                f"{key} = {num_clients}: the fleet has {count(self.size, 'device')}; lower it, or"
+                f"num-clients = {num_clients}: the fleet has {count(self.size, 'device')}; lower it, or"
                 " add devices to the fleet"
             )
 

@@ -6,6 +6,7 @@ from itertools import chain
 from torch import Tensor
 
 from espalier.messages.blobs.cuts import pack_cut
+from espalier.messages.message import NoFields
 from espalier.methods.pruning.fedspallm import FedSpaLLMSettings, num_kept
 from espalier.methods.pruning.llm_pruner import LlmPrunerSettings
 from espalier.methods.pruning.llm_streamline import layer_shapes, num_starts
@@ -32,7 +33,8 @@ class DryEditing(DryRun, Editing):
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Make a result with the blobs of a reply."""
-        self.result.hashes = dict.fromkeys(chain.from_iterable(self.parts()), NO_BLOB)
+        parts = self.rounds.request("train", 0, server_round, NoFields()).contract.parts
+        self.result.hashes = dict.fromkeys(chain.from_iterable(parts), NO_BLOB)
 
 
 class DryFedPrLLM(DryRun, FedPrLLM):

@@ -9,15 +9,17 @@ site; no wrong sum is used.
 Does not cover: wrong summands of a client, which nobody sees.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from espalier.messages.message import validate
 from espalier.messages.sums.masked_summands import apply_mask, places_in_mask
 from espalier.messages.sums.secure_sum import Shares, Unmask
 from espalier.messages.sums.summands import Numbers, SumSpecs, unpack
+from espalier.messages.sums.summed_weights import WEIGHT, most_weight
 from espalier.messages.tensor_blobs import views
 from espalier.secure_sum.keys import (
     Session,
@@ -27,7 +29,9 @@ from espalier.secure_sum.keys import (
     public_bytes,
 )
 from espalier.secure_sum.sharing import fingerprint, rebuilt
+from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
+from pruning_kernels.bounded_fixed_point import Scale
 from strategies.base.rounds import Rounds, RunFailed
 from strategies.base.sums.masked_sums import MaskedSum
 
@@ -57,6 +61,22 @@ class Sums:
         for mask, subtracts in self._removals:
             apply_mask(words, spec, mask, self._places[key, name], subtracts=subtracts)
         return unpack(words, spec)
+
+    def numbers(self, key: str, name: str, scale: Scale) -> Tensor:
+        """Return the sum of one tensor in fixed point, flat, float64."""
+        return scale.numbers(self.tensor(key, name), self._specs[key][name].bits)
+
+    def mean(self, key: str, name: str, scale: Scale, total: int) -> Tensor:
+        """Return the sum of one tensor, divided by the clients' total weight, flat, float64."""
+        return scale.mean(self.tensor(key, name), self._specs[key][name].bits, total)
+
+    def total_weight(self, run: RunSettings, clients: Collection[int]) -> int:
+        """Return the sum of the clients' weights: that of their samples, or their number."""
+        # With weights of 1 the sum of weights is the number of clients.
+        if most_weight(run) == 1:
+            return len(clients)
+        # No honest client has the weight 0.
+        return max(1, int(self.tensor(WEIGHT, WEIGHT)[0]))
 
 
 class Unmasking:

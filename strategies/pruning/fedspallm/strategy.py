@@ -24,13 +24,11 @@ from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.masks import kept_name, mask_name, votes_name
 from espalier.messages.message import MessageBody
-from espalier.messages.sums.summands import SumSpecs
 from espalier.methods.pruning.fedspallm import (
     FedSpaLLMSettings,
     SampledBlocks,
     SampledBlocksPart,
     kept_scale,
-    summands,
 )
 from espalier.models.plan import BlockPlan, LinearPlan, block_key
 from espalier.seeds import derive_seed
@@ -374,11 +372,10 @@ class FedSpaLLM(Method):
 
     def fold_sums(self, server_round: int, sums: Sums, clients: list[int]) -> None:
         """Decide the layers by the sums of votes and of kept weights."""
-        specs = summands(server_round, self.plan, self.run.settings)
         self._decide(
             server_round,
             clients,
-            lambda block, senders: self._summed(sums, specs, block, len(senders)),
+            lambda block, senders: self._summed(sums, block, len(senders)),
         )
 
     def _decide(
@@ -402,9 +399,7 @@ class FedSpaLLM(Method):
             text = f"layer {index} of {count(len(senders), 'client')}"
             self.run.progress.step("folded", text, block=index, clients=senders)
 
-    def _summed(
-        self, sums: Sums, specs: SumSpecs, block: BlockPlan, num_clients: int
-    ) -> Iterator[FoldedMatrix]:
+    def _summed(self, sums: Sums, block: BlockPlan, num_clients: int) -> Iterator[FoldedMatrix]:
         """Yield mean and votes of each matrix of a layer from the sums of all clients.
 
         If the local method changes no weights, the kept ones are those of the layer before.
@@ -428,7 +423,7 @@ class FedSpaLLM(Method):
                         f"{linear.parameter}: has a weight beyond {scale.bound:g}, where kept"
                         " weights are clipped in a secure sum; set federation.secure-sum to false"
                     )
-                total = scale.numbers(sums.tensor(key, name), specs[key][name].bits).numpy()
+                total = sums.numbers(key, name, scale).numpy()
                 # A mean beyond the bound, which no honest clients have, is clipped to it.
                 total = np.clip(total, -scale.bound * keepers, scale.bound * keepers)
             else:

@@ -34,7 +34,6 @@ from espalier.hf.opening.opened import OpenedModel, check_labels
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.messages.blobs.model_pieces import BYTES, PIECE, Piece
 from espalier.messages.tensor_blobs import pack_tensors
-from espalier.methods.tuning.adapters.tensors import parts
 from espalier.methods.tuning.fedsoda import EmulatorPart, FedSodaSettings, SubModelOrder
 from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
@@ -291,11 +290,7 @@ class FedSoda(Tuning):
         if stale and (emulator := self.result.emulator) is not None:
             limit = self.run.settings.lora.rank
             told = EmulatorPart(blocks=self.result.aligned_blocks, aligned=aligned)
-            lora = (
-                (told, {key: emulator.blob(key, limit) for key in keys})
-                for keys in parts(emulator.adapters, self.run.settings)
-            )
-            self.rounds.push_parts(server_round, lora, stale)
+            self.rounds.push_all(server_round, told, lambda key: emulator.blob(key, limit), stale)
             self._held |= dict.fromkeys(stale, aligned)
 
     def _push_files(self, server_round: int, clients: Collection[int]) -> None:
