@@ -55,6 +55,10 @@ class CutResult(RunResult):
             self.blobs.append(self.store.put(blob))
             self.run.progress.step("cut", f"block {index}", block=index)
 
+    def replace(self, blobs: Iterable[bytes]) -> None:
+        """Store the decision on each block again, with scales."""
+        self.blobs = [self.store.put(blob) for blob in blobs]
+
     def push(self, server_round: int) -> None:
         """Push the decisions to the clients, if they evaluate models on their own text."""
         if self.run.settings.evaluation.own_text:

@@ -250,9 +250,8 @@ class AdapterAverager:
         """
         if body.header.kind == "train":
             told = self.reports[seat.client] = validate(self._report, body.fields)
-            skipped = seat.metrics.get("skipped_steps", 0) + told.skipped_steps
             samples = {"samples": told.samples} if tells_samples(self.run.settings) else {}
-            seat.metrics = {**samples, "lora_rank": told.rank, "skipped_steps": skipped}
+            seat.note(**samples, lora_rank=told.rank, skipped_steps=told.skipped_steps)
             # A repeated first part starts the record again.
             self._faults[seat.client] = {}
         for key, tensors in body.tensors.items():
@@ -330,7 +329,7 @@ class AdapterAverager:
             seconds = virtual_seconds(fleet, settings, client, server_round, kept, adapters, sent)
             times[client] = DeviceTime(seconds, sent)
         note = RoundTime.of(server_round, times)
-        self.adapters().rounds = [*self.adapters().rounds, note]
+        self.adapters().note_round(note)
         self.run.progress.note("timed", f"timed        {note.in_words()}", **note.to_json())
 
     def samples_of(self, clients: Iterable[int]) -> dict[int, float]:

@@ -89,6 +89,10 @@ class AdapterResult(RunResult):
         sending = [*self.sent.values(), *self.lost.values()]
         return [*self.blobs.values(), *(key for keys in sending for key in keys.values())]
 
+    def note_round(self, note: RoundTime) -> None:
+        """Record the time of a round."""
+        self.rounds = [*self.rounds, note]
+
     def tensors(self, key: str) -> dict[str, Tensor]:
         """Return the global tensors of one blob: float32, by canonical name."""
         return load(self.store.get(self.blobs[key]))

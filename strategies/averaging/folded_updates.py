@@ -38,6 +38,10 @@ class FoldedResult(AdapterResult):
         """Return the rank of the folded updates after a round."""
         return before_round(self.adapters, self.settings, server_round + 1).folded
 
+    def finish(self, server_round: int) -> None:
+        """Record that the updates of a round are folded in all matrices."""
+        self.folded = self.folded_after(server_round)
+
     def with_residual(
         self,
         server_round: int,

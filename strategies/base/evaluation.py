@@ -90,7 +90,7 @@ class ClientEvaluation:
         for body in replies:
             seat = rounds.roster.seats[body.header.client]
             # Time of the evaluation counts as work of the client.
-            seat.seconds += body.fields["seconds"]
+            seat.worked_after_rounds(body.fields["seconds"])
             for name in ("losses", "own_losses", "test_scores"):
                 if body.fields[name]:
                     getattr(self.figures, name)[seat.client] = list(body.fields[name])

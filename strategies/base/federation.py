@@ -347,7 +347,7 @@ class Federation:
         for body in rounds.exchange(requests, patience=self._patience):
             seat = rounds.roster.seats[body.header.client]
             seconds = body.fields["seconds"]
-            seat.seconds += seconds
+            seat.worked_after_rounds(seconds)
             text = f"{seat.site}: local baseline, {duration(seconds, tenths=True)} of work"
             self.run.progress.step("local_baseline", text, client=seat.client)
 

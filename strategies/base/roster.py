@@ -58,6 +58,16 @@ class Seat:
         self.rounds += 1
         self._of_round = seconds
 
+    def worked_after_rounds(self, seconds: float) -> None:
+        """Record ``seconds`` of work that belongs to no round."""
+        self.seconds += seconds
+
+    def note(self, **metrics: Any) -> None:
+        """Record metrics of a round; ``skipped_steps`` is added to that of earlier rounds."""
+        if "skipped_steps" in metrics:
+            metrics["skipped_steps"] += self.metrics.get("skipped_steps", 0)
+        self.metrics |= metrics
+
     def work(self) -> str:
         """Return the working time of the last round, and of several rounds in all, as text."""
         text = f"{duration(self._of_round, tenths=True)} of work"

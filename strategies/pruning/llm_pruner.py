@@ -234,14 +234,14 @@ class LlmPruner(Method):
             # Blocks are solved one by one, so that memory holds one block's equations.
             scaled_cuts(self.groups, cut, self._scales(inbox, factor, refused), self.job)
         ):
-            blobs.append(self.result.store.put(blob))
+            blobs.append(blob)
             kept = {kind: own[~cut[self.groups.at(index, kind)]] for kind, own in scales.items()}
             told = ", ".join(
                 f"{kind} by {own.min():.2f} to {own.max():.2f}" for kind, own in kept.items()
             )
             self.run.progress.step("rescaled", f"block {index}: {told}", block=index)
         self.limits.tell(self.rounds, "equations of groups")
-        self.result.blobs = blobs
+        self.result.replace(blobs)
         if refused:
             named = ", ".join(f"{kind} of block {index}" for index, kind in refused)
             text = f"not rescaled {named}: a scale would be beyond {MAX_SCALE:g}"

@@ -85,6 +85,11 @@ class StreamlinedResult(RunResult):
             return first_layer(self.base, self.start)
         return {name: load(self.store.get(blob))[name] for name, blob in self.layer.items()}
 
+    def choose(self, start: int, cosines: list[float]) -> None:
+        """Remove the stretch that begins with block ``start``, by these cosines."""
+        self.start = start
+        self.cosines = cosines
+
     def replace(self, folded: Iterable[tuple[str, Tensor]]) -> None:
         """Store a new layer, tensor by tensor, in full precision and as it is sent."""
         federation = self.settings.federation
@@ -226,8 +231,7 @@ class LlmStreamline(Method):
         told = self._told[seat.client] = validate(LayerReport, body.fields)
         # A number of samples may be private, so it is recorded only if it weights the mean.
         samples = {"samples": told.samples} if self.federation.client_weights == "samples" else {}
-        skipped = seat.metrics.get("skipped_steps", 0) + told.skipped_steps
-        seat.metrics = {**samples, "skipped_steps": skipped}
+        seat.note(**samples, skipped_steps=told.skipped_steps)
 
     def fault_of(self, inbox: Inbox, client: int) -> str | None:
         """Return the first tensor with values that training cannot have reached, and why."""
@@ -262,9 +266,9 @@ class LlmStreamline(Method):
         )
         weights = torch.tensor([tokens[client] for client in clients], dtype=torch.float64)
         cosines = (self._limited(found, clients) * weights[:, None]).sum(dim=0) / weights.sum()
-        self.result.cosines = cosines.tolist()
         # The stretch with the highest cosine changes its input least.
-        self.result.start = first = likest(cosines)
+        first = likest(cosines)
+        self.result.choose(first, cosines.tolist())
         last = first + self.result.span - 1
         text = (
             f"blocks       {first} to {last} go: cosine {float(cosines.max()):.4f} between what"

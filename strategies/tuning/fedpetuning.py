@@ -28,4 +28,4 @@ class FedPETuning(Tuning):
         mean = partial(self.result.with_residual, server_round) if folds else None
         self.averager.fold(server_round, inbox, clients, mean)
         # All matrices are folded by now, so clients of the next round expect this rank.
-        self.result.folded = self.result.folded_after(server_round)
+        self.result.finish(server_round)

@@ -65,4 +65,4 @@ class Flora(Tuning):
         first = self.result.first_of(server_round + 1)
         mean = partial(self.result.stacked, server_round, first)
         self.averager.fold(server_round, inbox, clients, mean)
-        self.result.folded = self.result.folded_after(server_round)
+        self.result.finish(server_round)

@@ -236,4 +236,4 @@ class DryFedSoda(DryTuning, FedSoda):
 
     def align(self, emulator: AdapterResult, server_round: int, steps: int) -> None:
         """Align without training."""
-        self.result.aligned = server_round
+        self.result.note_alignment(server_round)

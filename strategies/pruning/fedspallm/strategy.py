@@ -297,9 +297,7 @@ class FedSpaLLM(Method):
         # In a secure sum no number of a single client's data is told.
         told = [] if self.run.settings.federation.secure_sum else ["damping"]
         names = (*told, *(["calibration_samples"] if weighed else []))
-        seat.metrics = {name: body.fields[name] for name in names} | {
-            "layers": self._sampled[seat.client]
-        }
+        seat.note(**{name: body.fields[name] for name in names}, layers=self._sampled[seat.client])
 
     def fault_of(self, inbox: Inbox, client: int) -> str | None:
         """Return which kept weight the local method cannot have left, and why.

@@ -235,7 +235,7 @@ class FedSoda(Tuning):
         # Packed again for the clients, at the full rank.
         emulator.replace(tensors.items(), [run.settings.lora.rank])
         # Clients whose version differs receive the emulator's LoRA again.
-        result.aligned = server_round
+        result.note_alignment(server_round)
         fall = f"objective {outcome.losses[0]:.4f} to {outcome.losses[-1]:.4f}"
         text = f"before round {server_round}: {count(steps, 'step')}, {fall}"
         run.progress.step("aligned", text, round=server_round, losses=outcome.losses)

@@ -118,6 +118,10 @@ class SubModelResult(RunResult):
         stop = start + self.manifest.piece_size(index)
         return b"".join(_bytes_between(self.folder, self.manifest, start, stop))
 
+    def note_alignment(self, server_round: int) -> None:
+        """Record that the emulator was aligned before a round."""
+        self.aligned = server_round
+
     # ----- checkpoint -----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:

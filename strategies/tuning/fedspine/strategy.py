@@ -268,7 +268,7 @@ class FedSpine(Tuning):
     def note_part(self, seat: Seat, body: MessageBody) -> None:
         """Record the device's pruning ratio, and what other tuning methods record."""
         super().note_part(seat, body)
-        seat.metrics |= {"pruned": self.groups.share(self.result.cut_of(seat.client))}
+        seat.note(pruned=self.groups.share(self.result.cut_of(seat.client)))
 
     # ----- stage 5: aggregation -------------------------------------------------------------------
 
@@ -336,7 +336,7 @@ class FedSpine(Tuning):
             for client in clients
         }
         note = RoundNote.of(server_round, devices)
-        self.result.rounds = [*self.result.rounds, note]
+        self.result.note_round(note)
         pruned = fmean(own.pruned for own in devices.values())
         rank = fmean(own.rank for own in devices.values())
         text = f"refined      {pruned:.1%} pruned and rank {rank:.3g} on average, {note.in_words()}"
