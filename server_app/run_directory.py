@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,13 @@ from espalier.environment.hub_models import COMMIT, hub_name
 from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel
-from espalier.identity.names import lineage_of
 from espalier.messages.ledger import dense_bytes_of
 from espalier.settings.run import RunSettings, changes, of_the_result
 from espalier.storage.atomic import Damaged, read_sealed, sealed, write_bytes
 from espalier.storage.directory_lock import locked, require_free
 from strategies.base.checkpoint import CheckpointFolder
 from strategies.base.run import identity
-from strategies.base.run_folder import RunFolder
+from strategies.base.run_folder import RunFolder, cannot_be_made
 
 FILE = "run.json"
 """Name of the file with a run's lineage, its settings and model, and whether it is completed.
@@ -34,8 +32,6 @@ FILE = "run.json"
 A resumed run must have the same settings and model.
 """
 VERSION = 2
-STAMP = "%Y%m%d-%H%M%S"
-"""Format of the start time in the name of a run directory."""
 
 
 @dataclass
@@ -81,25 +77,19 @@ def open_run_directory(
             document = _require_continued(settings, model, path)
             yield RunDirectory(RunFolder(path, dense_bytes_of(model.plan)), document)
         return
-    # Two runs may start in the same second, so the run's id is part of the name.
-    stamp = datetime.now().strftime(STAMP)
-    path = at_home(settings.out_dir).absolute() / f"{stamp}-{settings.method}-{run_id}"
-    try:
-        folder = RunFolder(path, dense_bytes_of(model.plan))
-    except OSError as error:
-        raise _cannot_be_made(settings, path, error.strerror) from None
+    folder, lineage = RunFolder.of_new_run(settings, model, run_id)
     document = {
         "version": VERSION,
         "completed": False,
-        "lineage": lineage_of(stamp, run_id),
+        "lineage": lineage,
         "model_sha256": model.sha256,
         "settings": of_the_result(settings.nested()),
     }
     # Locked before ``run.json`` exists: no other server can resume it meanwhile.
-    with locked(path):
+    with locked(folder.path):
         directory = RunDirectory(folder, document)
         directory.write()
-        write_bytes(path / "settings.toml", tomli_w.dumps(settings.nested()).encode())
+        write_bytes(folder.path / "settings.toml", tomli_w.dumps(settings.nested()).encode())
         yield directory
 
 
@@ -136,21 +126,15 @@ def _require_place(settings: RunSettings) -> None:
             os.stat(place)
         except FileNotFoundError:
             if place.is_symlink():
-                raise _cannot_be_made(settings, path, f"{place} is a link to nothing") from None
+                raise cannot_be_made(settings, path, f"{place} is a link to nothing") from None
             continue
         except OSError as error:
-            raise _cannot_be_made(settings, path, error.strerror) from None
+            raise cannot_be_made(settings, path, error.strerror) from None
         if not place.is_dir():
-            raise _cannot_be_made(settings, path, os.strerror(errno.ENOTDIR))
+            raise cannot_be_made(settings, path, os.strerror(errno.ENOTDIR))
         if not os.access(place, os.W_OK | os.X_OK):
-            raise _cannot_be_made(settings, path, os.strerror(errno.EACCES))
+            raise cannot_be_made(settings, path, os.strerror(errno.EACCES))
         return
-
-
-def _cannot_be_made(settings: RunSettings, path: Path, why: str | None) -> EspalierError:
-    return InputError(
-        f"out-dir = {settings.out_dir!r}: {path} cannot be made ({why}); name another directory"
-    )
 
 
 def _existing(settings: RunSettings) -> Path:

@@ -55,6 +55,8 @@ def without_control(text: str, keep: str = "\n") -> str:
 
 LINEAGE = r"^[0-9]{8}-[0-9]{6}-[0-9a-f]{12}$"
 """Pattern of a lineage."""
+STAMP = "%Y%m%d-%H%M%S"
+"""Format of a run's start time in its lineage and in the name of its directory."""
 NO_LINEAGE = "00000000-000000-000000000000"
 """Lineage for the case without a run: replies to unreadable messages, and estimates."""
 

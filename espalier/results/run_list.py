@@ -16,7 +16,7 @@ from rich.text import Text
 from espalier.amounts import duration, size
 from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError, tell
-from espalier.identity.names import printable
+from espalier.identity.names import STAMP, printable
 from espalier.results.figures import (
     DENSE,
     FEDERATED,
@@ -33,7 +33,6 @@ DEPTH = 3
 UNREADABLE = "unreadable"
 NUMBERS = ("clients", "result (dense)", "parameters", "on disk", "time")
 """Columns that are aligned to the right."""
-STAMP = "%Y%m%d-%H%M%S"
 STAMP_CHARACTERS = 15
 WIDTH = 1000
 """Maximum width of the table in characters if the output is no terminal."""

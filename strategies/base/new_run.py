@@ -1,27 +1,19 @@
 """A new run in a ServerApp that is not Espalier's own (docs/how-to/own-server-app.md)."""
 
-from datetime import datetime
 from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid
 
 from espalier.environment.hub_models import download_model, is_on_hub
-from espalier.environment.paths import at_home
-from espalier.errors import InputError
 from espalier.flower.shared_nodes import is_simulation, with_enough_nodes
 from espalier.hf.machine.computing import set_up
 from espalier.hf.opening.base_check import require_within_limits
 from espalier.hf.opening.opened import open_model
-from espalier.identity.names import lineage_of
-from espalier.messages.ledger import dense_bytes_of
 from espalier.settings.run import parse
 from strategies.base.method import require_fit
 from strategies.base.run import Run
 from strategies.base.run_folder import RunFolder
-
-STAMP = "%Y%m%d-%H%M%S"
-"""Format of the start time in the names of the run and of its directory."""
 
 
 def new_run(grid: Grid, context: Context) -> Run:
@@ -57,22 +49,12 @@ def new_run(grid: Grid, context: Context) -> Run:
     clients = range(settings.num_clients) if simulation else ()
     # Simulated nodes state no capability, so all have the same.
     require_fit(settings, model, {f"client {client}": 1.0 for client in clients})
-    stamp = datetime.now().strftime(STAMP)
-    # Two runs may start in the same second.
-    run_id = str(context.run_id)
-    path = at_home(settings.out_dir).absolute() / f"{stamp}-{settings.method}-{run_id}"
-    try:
-        folder = RunFolder(path, dense_bytes_of(model.plan))
-    except OSError as error:
-        raise InputError(
-            f"out-dir = {settings.out_dir!r}: {path} cannot be made ({error.strerror}); name a"
-            " directory that can be written"
-        ) from None
+    folder, lineage = RunFolder.of_new_run(settings, model, str(context.run_id))
     return Run(
         settings,
         model,
         folder,
-        lineage_of(stamp, run_id),
+        lineage,
         with_enough_nodes(grid, settings.num_clients),
         simulation=simulation,
         computing=computing,

@@ -5,17 +5,29 @@ import os
 import weakref
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field
+from datetime import datetime
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from espalier.environment.bounded_json import read_json
+from espalier.environment.paths import at_home
 from espalier.errors import InputError
-from espalier.messages.ledger import Ledger, timed_in
+from espalier.hf.opening.opened import OpenedModel
+from espalier.identity.names import STAMP, lineage_of
+from espalier.messages.ledger import Ledger, dense_bytes_of, timed_in
+from espalier.settings.run import RunSettings
 from espalier.storage.atomic import JsonLines, write_json
 
 SECONDS = "seconds.json"
+
+
+def cannot_be_made(settings: RunSettings, path: Path, why: str | None) -> InputError:
+    """Return the error for a run directory that cannot be made."""
+    return InputError(
+        f"out-dir = {settings.out_dir!r}: {path} cannot be made ({why}); name another directory"
+    )
 
 
 @dataclass(frozen=True)
@@ -68,6 +80,22 @@ class RunFolder:
         self.metrics = _Lines(self, "metrics.jsonl")
         self._written = _Lines(self, "ledger.jsonl")
         self.ledger = Ledger(self._written.append, dense_bytes)
+
+    @staticmethod
+    def of_new_run(
+        settings: RunSettings, model: OpenedModel, run_id: str
+    ) -> "tuple[RunFolder, str]":
+        """Make the directory of a new run in ``out-dir``; return it and the run's lineage.
+
+        Raises InputError if it cannot be made.
+        """
+        # Two runs may start in the same second, so the run's id is part of the name.
+        stamp = datetime.now().strftime(STAMP)
+        path = at_home(settings.out_dir).absolute() / f"{stamp}-{settings.method}-{run_id}"
+        try:
+            return RunFolder(path, dense_bytes_of(model.plan)), lineage_of(stamp, run_id)
+        except OSError as error:
+            raise cannot_be_made(settings, path, error.strerror) from None
 
     def is_there(self) -> bool:
         """Return whether the directory is still the one that was opened."""
