@@ -52,8 +52,8 @@ class Federation:
         """Last round whose decisions are in the checkpoint."""
         self._orders: dict[int, ClientOrder] = {}
         """Order of each client of the round."""
-        self._replies: dict[int, Reply] = {}
-        """First reply of each client of the round, without blobs."""
+        self._reports: dict[int, tuple[dict[str, Any], Sequence[Sequence[str]]]] = {}
+        """Report of each client of the round, and the blob keys of each part of its reply."""
 
     # ----- phases of a run ------------------------------------------------------------------------
 
@@ -217,17 +217,16 @@ class Federation:
         header = body.header
         order = self._orders[header.client]
         if isinstance(body, Reply):
-            self._replies[header.client] = replace(body, blobs={}, tensors={})
-        first = self._replies[header.client]
-        parts = first.contract.parts
+            self._reports[header.client] = body.fields, body.contract.parts
+        report, parts = self._reports[header.client]
         following = header.part + 1
         # The last part has arrived. A secure sum has no other part: its tensors follow masked.
         if following == len(parts):
             return None
         keys = [key for part in parts for key in part]
         # The client committed to the hashes in its first reply; later parts must match them.
-        hashes = dict(zip(keys, first.fields["blob_sha256"], strict=True))
-        asked = order.fetch(first.fields, [hashes[key] for key in sorted(parts[following])])
+        hashes = dict(zip(keys, report["blob_sha256"], strict=True))
+        asked = order.fetch(report, [hashes[key] for key in sorted(parts[following])])
         return self.rounds.request(
             "fetch", header.client, header.server_round, asked, order.along, following
         )
