@@ -411,7 +411,8 @@ class Rounds:
             len(own) < REQUESTS_AHEAD
             and (following := follow_up(last.get(client, body))) is not None
         ):
-            last[client] = following
+            # A copy, which does not keep the contract until the end of the round.
+            last[client] = replace(following)
             own.append(self._sent(following))
             pending.append(own[-1])
         for place, entry in enumerate(own, start=1):

@@ -236,7 +236,7 @@ class SecureSum:
             asked = SessionOrder(session=session.order.session)
             return (
                 self.rounds.request("masked", header.client, server_round, asked, part=place)
-                if place < body.contract.num_parts
+                if place < num_parts
                 else None
             )
 
@@ -244,6 +244,7 @@ class SecureSum:
             self.rounds.request("masked", client, server_round, session.request(client))
             for client in session.members
         ]
+        num_parts = requests[0].contract.num_parts
         for body in inbox.receive(self.rounds.exchange(requests, following)):
             # Part 0 says which neighbours' shares the client could not read.
             header = body.header
