@@ -35,7 +35,7 @@ from espalier.hf.whole.folded_updates import joined_plan, joined_tensors
 from espalier.hf.whole.inner_matrices import plain_tensors
 from espalier.messages.local_baseline import BaselineOrder
 from espalier.messages.message import Header, MessageBody, validate
-from espalier.methods.tuning.adapters.contract import Order, TuningReport
+from espalier.methods.tuning.adapters.contract import TuningReport
 from espalier.methods.tuning.adapters.settings import AdapterAveraging
 from espalier.methods.tuning.adapters.tensors import (
     before_round,
@@ -71,8 +71,6 @@ class Beside:
     """Inputs of an answer that come from these additions, by name."""
     penalty: Callable[[AdapterPlan, Tensors], Tensor] | None = None
     """Penalty on the trained tensors that replaces ``training.proximal``."""
-    order: type[Order] = Order
-    """Type of the fields of ``train``."""
 
 
 NOTHING = Beside()
@@ -86,7 +84,8 @@ def train(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Message
 
         return tuning.train(site, request)
     header = request.header
-    order = validate(beside.order, request.fields)
+    # Fields of the method's own contract, which may be more than ``Order``.
+    order: Any = validate(site.contract.down.fields, request.fields)
     adapters = trained(site.model.plan, site.settings, order.rank_limit)
 
     def tune(state: PrivateState) -> TuningReport:

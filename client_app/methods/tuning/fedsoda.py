@@ -161,7 +161,7 @@ def _beside(site: Site, state: PrivateState, held: HeldEmulator) -> fedpetuning.
         if site.settings.of(FedSodaSettings).pulls_to_first(site.settings.training)
         else None
     )
-    return fedpetuning.Beside(plan, values, held.hashes, penalty, SubModelOrder)
+    return fedpetuning.Beside(plan, values, held.hashes, penalty)
 
 
 def _emulator(
