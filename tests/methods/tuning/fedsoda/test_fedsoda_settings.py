@@ -251,14 +251,14 @@ class TestFedSoda(FedSodaRuns):
     ) -> None:
         backward = Loop._backward
 
-        def killed_in_the_second(loop: Any, step: int) -> float:
+        def killed_in_the_second(loop: Any, called: Any, step: int) -> float:
             if (
                 len(loop.model.model.layers) == BLOCKS - 1
                 and loop.settings.steps == 2
                 and loop.betas == (0.9, 0.95)
             ):
                 raise Killed
-            return backward(loop, step)
+            return backward(loop, called, step)
 
         with monkeypatch.context() as patched:
             patched.setattr(Loop, "_backward", killed_in_the_second)
