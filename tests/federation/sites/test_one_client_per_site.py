@@ -1,5 +1,7 @@
 """One client per site and run, and one answer; sites that share a state directory."""
 
+from typing import Any
+
 import pytest
 
 from espalier.messages.message import UNREAD, MessageBody
@@ -114,8 +116,8 @@ def test_steps_that_learn_nothing_do_not_count(
     )
     backward = Loop._backward
 
-    def only_the_first(loop: Loop, step: int) -> float:
-        loss = backward(loop, step)
+    def only_the_first(loop: Loop, called: Any, step: int) -> float:
+        loss = backward(loop, called, step)
         for parameter in loop.parameters.values() if step else ():
             parameter.grad = None
         return loss
