@@ -11,12 +11,13 @@ from espalier.methods.pruning.pooled_pruning import shared_inputs
 from espalier.methods.pruning.slicegpt import SliceGptSettings
 from espalier.models.structure import COLUMNS
 from espalier.settings.pruning import MaskingSettings, StructuredSettings
+from espalier.storage.client_state import ROUNDS_KEPT
 from pruning_kernels.compiled import WORTH_COMPILING
 from server_app.estimate.messages.traffic import RunTraffic
 from server_app.estimate.work.memory import Moment
 from server_app.estimate.work.sizes import FLOAT32, FLOAT64
 from server_app.estimate.work.step_memory import whole_step_bytes
-from server_app.estimate.work.work import GRADIENT_AND_MOMENTS, KEPT_ROUNDS, Work, smaller
+from server_app.estimate.work.work import GRADIENT_AND_MOMENTS, Work, smaller
 
 
 class BlockWalk(Work):
@@ -77,7 +78,7 @@ class Masking(BlockWalk):
         """Return the bytes of hidden states, which iterative pruning keeps for the next round."""
         job = self.settings.job
         iterative = isinstance(job, MaskingSettings) and job.strategy == "iterative"
-        kept = {"hidden states": KEPT_ROUNDS * self.hidden()} if iterative else {}
+        kept = {"hidden states": ROUNDS_KEPT * self.hidden()} if iterative else {}
         return {**kept, **super().client_files()}
 
     def server_files(self) -> dict[str, int]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from client_app.methods.tuning.personal_model import CHECKED
 from espalier.hf.nf4.checkpoint import QuantisedCheckpoint
 from espalier.hf.nf4.matrices import nf4_bytes
 from espalier.hf.opening.opened import OpenedModel
@@ -15,12 +16,13 @@ from espalier.methods.tuning.fedspine import FedSpineSettings
 from espalier.methods.tuning.sft_p import SftPSettings
 from espalier.models.adapters import AdapterPlan
 from espalier.settings.pruning import PersonalModelSettings
+from server_app.artifacts.outcome import A_FEW
 from server_app.estimate.messages.traffic import RunTraffic
 from server_app.estimate.messages.tuning import DryFedSoda, DryTuning
 from server_app.estimate.work.memory import Moment
 from server_app.estimate.work.sizes import FLOAT32, Sizes
 from server_app.estimate.work.step_memory import step_bytes
-from server_app.estimate.work.work import EXPORT_SAMPLES, GRADIENT_AND_MOMENTS, Work, smaller
+from server_app.estimate.work.work import GRADIENT_AND_MOMENTS, Work, smaller
 from strategies.fleet import training_operations
 from strategies.tuning.fedsoda.sub_model import SubModelResult
 
@@ -33,9 +35,6 @@ received and sent.
 BASE_BYTES = {"float32": 4, "bfloat16": 2}
 GATES = 4
 """Number of places in a block where SFT-P's gates multiply."""
-
-OWN_CHECKED = (2, 16)
-"""Samples and tokens on which a client compares its own model with the files."""
 
 
 class Tuned(Work):
@@ -110,7 +109,7 @@ class Tuned(Work):
         ]
         if self.keeps_models:
             # The base that the client trained on stays in memory while its own model is checked.
-            checks = self.reread(*OWN_CHECKED, "checking its own model,")
+            checks = self.reread(*CHECKED, "checking its own model,")
             found += [moment.beside(self.kept()) for moment in checks]
         return found
 
@@ -137,7 +136,7 @@ class Tuned(Work):
             codes = 2 * nf4_bytes(self.plan.shapes)
             held = {"the whole model": codes + others * (sizes.computed + sizes.stored)}
         updates = {"updates of a matrix": 4 * FLOAT32 * sizes.largest_matrix}
-        compared = self.reread(EXPORT_SAMPLES, self.settings.evaluation.sequence_length, name)
+        compared = self.reread(A_FEW, self.settings.evaluation.sequence_length, name)
         return [
             moment.beside(held) for moment in (Moment(f"{name} its updates", updates), *compared)
         ]

@@ -6,14 +6,12 @@ from collections import Counter
 from espalier.models.plan import ModelPlan
 from espalier.settings.methods import METHODS
 from espalier.settings.pruning import PersonalModelSettings
+from espalier.storage.client_state import ROUNDS_KEPT
+from server_app.artifacts.outcome import A_FEW
 from server_app.estimate.messages.traffic import USUAL_SAMPLES, RunTraffic
 from server_app.estimate.work.memory import Memory, Moment, Process, superlink_disk
 from server_app.estimate.work.sizes import FLOAT32, Sizes
 
-EXPORT_SAMPLES = 4
-"""Number of sequences of evaluation text for the check of an export."""
-KEPT_ROUNDS = 2
-"""Number of rounds whose replies and state a client keeps."""
 GRADIENT_AND_MOMENTS = 3
 """Number of values for each trained parameter, in addition to the parameter."""
 LEDGER_LINE = 260
@@ -109,7 +107,7 @@ class Work(ABC):
     def checked(self) -> list[Moment]:
         """Return the moments of the check of an export."""
         tokens = self.settings.evaluation.sequence_length
-        return self.reread(EXPORT_SAMPLES, tokens, "checking the export,")
+        return self.reread(A_FEW, tokens, "checking the export,")
 
     def reread(self, num_samples: int, tokens: int, name: str) -> list[Moment]:
         """Return the moments of the comparison of two models that are both read piece by piece.
@@ -150,7 +148,7 @@ class Work(ABC):
             if one.kind in ("train", "fetch", "masked", "push"):
                 rounds[one.server_round] += one.num_bytes
         # A client stores its answers to the last rounds; the rounds with most bytes are the limit.
-        answers = sum(size for _, size in rounds.most_common(KEPT_ROUNDS))
+        answers = sum(size for _, size in rounds.most_common(ROUNDS_KEPT))
         found = {"answers and pushed data": answers, **self.client_files()}
         if self.keeps_models and not simulation:
             found[OWN_MODEL] = self._model_bytes
