@@ -16,7 +16,7 @@ from espalier.models.structure import BlockStructure
 from espalier.settings.pruning import StructuredSettings
 from espalier.settings.run import RunSettings
 from strategies.base.evaluation import ClientEvaluation
-from strategies.base.method import Method, RunResult, settings_of
+from strategies.base.method import Method, RunResult
 from strategies.base.run import Run
 
 
@@ -109,8 +109,7 @@ def require_cuttable(
     """
     check_labels(model.family, None, str(model.directory / "config.json"))
     model.require_groups()
-    with settings_of(settings):
-        require_writable(model, settings.of(StructuredSettings), biases, blocks)
+    require_writable(model, settings.of(StructuredSettings), biases, blocks)
 
 
 class EditResult(RunResult):

@@ -82,7 +82,7 @@ class Cell:
 
     def _reads(self, key: str) -> bool:
         """Return whether the method has a key, if the key belongs to a method's table."""
-        return self.method["method"] == "fedsoda" or not key.startswith("fedsoda.")
+        return self.method["method"] == "fedsoda" or not key.startswith(("fedsoda.", "public."))
 
 
 def methods() -> Iterator[Cell]:

@@ -70,11 +70,10 @@ def _cells(
 
 def _settings(bench: Bench, seed: int, sparsity: float, pattern: str, name: str) -> dict[str, Any]:
     chosen = METHODS[name]
-    method = chosen["method"]
     amount = {"pattern": pattern} if pattern else {"sparsity": sparsity}
     return {
         **chosen,
-        **{f"{method}.{key}": value for key, value in amount.items()},
+        **{f"pruning.{key}": value for key, value in amount.items()},
         "seed": seed,
         "num-clients": len(bench.private),
         "data.source": "files",

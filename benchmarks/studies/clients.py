@@ -105,7 +105,7 @@ class Clients:
         """
         if (strategy, group) not in self._decided:
             varied = {
-                "comparison_group": group,
+                "vote_group": group,
                 "weight_scaling": True,
                 "ties": self.ties_of(group),
             }

@@ -257,10 +257,20 @@ def unread_by_hand(flat: Mapping[str, Any], method: str, by_hand: Collection[str
     return lines
 
 
+def _reads(method: str, table: str, name: str) -> bool:
+    """Return whether a method reads a key; of a shared table it may read only some."""
+    own = settings_of(method)
+    if table == "federation":
+        return name in own.FEDERATION
+    if all_shared_keys().get(name) == table:
+        return name in shared_keys(own)
+    return table in tables_of(method)
+
+
 def _unread(key: str, value: Any, method: str) -> str:
     """Return the error line for a key by hand whose table the method does not read."""
     table, _, name = key.partition(".")
-    readers = [other for other in sorted(METHODS) if table in tables_of(other)]
+    readers = [other for other in sorted(METHODS) if _reads(other, table, name)]
     kinds = tables()
     namesakes = [
         f"{own}.{name}" for own in tables_of(method) if name in keys_of_table(own, kinds[own])

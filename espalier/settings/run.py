@@ -259,8 +259,11 @@ def _own_table(
     lines = []
     if isinstance(own, Mapping):
         lines = [unknown_key(f"{method}.{key}", known) for key in own if key in shared]
+        written = {name: table for name, table in nested.items() if isinstance(table, Mapping)}
         taken = {
-            key: nested[table][key] for key, table in shared.items() if key in nested.get(table, {})
+            key: written[table][key]
+            for key, table in shared.items()
+            if key in written.get(table, {})
         }
         own = {key: value for key, value in own.items() if key not in shared} | taken
     try:

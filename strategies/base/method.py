@@ -5,12 +5,11 @@ have, such as ``AdapterAverager``; ``Tuning`` asks it by default. No method deri
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from espalier.errors import EspalierError, InputError
+from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.local_baseline import BaselineOrder
 from espalier.messages.message import Fields, MessageBody, NoFields
@@ -222,13 +221,3 @@ class FoldsSums(Protocol):
 
         It decides as ``Method.fold`` does from the replies, up to the rounding of their fixed point.
         """
-
-
-@contextmanager
-def settings_of(settings: RunSettings) -> Iterator[None]:
-    """Put the method before the key that an error of the ``with`` block names."""
-    try:
-        yield
-    except EspalierError as error:
-        # The key lies in the method's own table.
-        raise InputError(f"{settings.method}.{error}") from None

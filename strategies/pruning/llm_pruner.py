@@ -44,7 +44,7 @@ from strategies.averaging.client_weights import count_sizes
 from strategies.averaging.updates import UpdateLimits
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
-from strategies.base.method import ClientOrder, Method, ProgressWords, settings_of
+from strategies.base.method import ClientOrder, Method, ProgressWords
 from strategies.base.run import Run
 from strategies.base.sums.unmasking import Sums
 from strategies.cuts import CutResult, require_cuttable
@@ -70,11 +70,9 @@ class LlmPruner(Method):
     ) -> None:
         """Refuse a model that cannot be cut, and equations that do not fit in a message."""
         job = settings.of(LlmPrunerSettings)
-        with settings_of(settings):
-            blocks = cut_blocks(model.plan, job)
+        blocks = cut_blocks(model.plan, job)
         require_cuttable(settings, model, blocks)
-        with settings_of(settings):
-            require_sendable(model.plan, job)
+        require_sendable(model.plan, job)
 
     def description(self) -> str:
         """Return the main settings in words."""

@@ -47,7 +47,7 @@ from strategies.averaging.training_bound import Reach
 from strategies.averaging.updates import UpdateLimits
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
-from strategies.base.method import ClientOrder, Method, ProgressWords, RunResult, settings_of
+from strategies.base.method import ClientOrder, Method, ProgressWords, RunResult
 from strategies.base.roster import Seat
 from strategies.base.run import Run
 
@@ -157,9 +157,8 @@ class LlmStreamline(Method):
         check_labels(model.family, None, str(model.directory / "config.json"))
         job = settings.of(LlmStreamlineSettings)
         blocks = len(model.plan.blocks)
-        with settings_of(settings):
-            for made in require_streamlined(model, job.span(blocks), job.replacement == "layer"):
-                require_form(made, job.form)
+        for made in require_streamlined(model, job.span(blocks), job.replacement == "layer"):
+            require_form(made, job.form)
 
     def description(self) -> str:
         """Return the main settings in words."""

@@ -37,7 +37,7 @@ from strategies.averaging.client_weights import count_claims
 from strategies.averaging.updates import UpdateLimits
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
-from strategies.base.method import Method, ProgressWords, RunResult, settings_of
+from strategies.base.method import Method, ProgressWords, RunResult
 from strategies.base.public_samples import public_samples, require_public_text
 from strategies.base.roster import Seat
 from strategies.base.run import Run
@@ -118,8 +118,7 @@ class SliceGpt(Method):
         check_labels(model.family, None, str(model.directory / "config.json"))
         require_sliceable(model)
         job = settings.of(SliceGptSettings)
-        with settings_of(settings):
-            job.width(dense_width(model.plan))
+        job.width(dense_width(model.plan))
         if job.covariances == "public":
             require_public_text(settings, job)
             # An estimate may have a configuration only.

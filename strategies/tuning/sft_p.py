@@ -20,7 +20,7 @@ from espalier.training.masked_training import first_shared, of_generator
 from strategies.averaging.adapter_averager import Tuning
 from strategies.averaging.adapters import AdapterResult
 from strategies.base.evaluation import ClientEvaluation
-from strategies.base.method import Selection, settings_of
+from strategies.base.method import Selection
 from strategies.base.roster import Seat
 from strategies.base.run import Run
 
@@ -81,8 +81,7 @@ class SftP(Tuning):
             )
         # Every client has its own budget; each must be reachable.
         for client in range(settings.num_clients):
-            with settings_of(settings):
-                ResidualGates(model.plan).target(job.pruning_ratio_of_client(client), job.ratio_of)
+            ResidualGates(model.plan).target(job.pruning_ratio_of_client(client), job.ratio_of)
 
     def description(self) -> str:
         """Return the main settings in words."""

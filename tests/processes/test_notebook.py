@@ -22,6 +22,6 @@ def test_cells_of_the_notebook_run(
     for cell in CELLS:
         exec(compile("".join(cell["source"]), "python.ipynb", "exec"), names)
     out = capsys.readouterr().out
-    assert "flap_prune_ratio: there is no such setting; did you mean flap_pruning_ratio?" in out
+    assert "prune_ratio: there is no such setting; did you mean pruning_ratio?" in out
     assert "This function returns" in out
     assert names["again"].path == names["result"].path  # type: ignore[attr-defined]

@@ -280,7 +280,7 @@ def test_logs_are_counted_and_verified(tmp_path: Path) -> None:
 
 
 def test_settings_that_differ(tmp_path: Path) -> None:
-    settings = {"seed": 0, "num-clients": 8, "pruning": {"ratio": 0.4, "selection": "global"}}
+    settings = {"seed": 0, "num-clients": 8, "pruning": {"ratio": 0.4, "selection": "auto"}}
     run = write_run(tmp_path / "run", settings)
     changed = {one.key: (one.value, one.default) for one in changed_settings(run)}
     assert changed == {

@@ -26,7 +26,7 @@ from espalier.methods.pruning.llm_pruner import LlmPrunerSettings
 from espalier.models.groups import Groups
 from espalier.models.structure import GROUP_KINDS, READERS, group_size
 from espalier.settings.node import simulated_node
-from espalier.settings.run import RunSettings
+from espalier.settings.run import RunSettings, parse
 from espalier.training.loss import summed_loss
 from espalier.training.sequences import client_sequences
 from pruning_kernels.groups.mask_tuning import fisher_factor, joint_outputs, rearranged
@@ -64,10 +64,7 @@ def mask_tuned(
     """
     from transformers import AutoModelForSequenceClassification
 
-    job = LlmPrunerSettings.model_validate(
-        {key.split(".")[1]: value for key, value in how.items() if "llm-pruner." in key}
-    )
-    job = job.model_copy(update={"pruning_ratio": share})
+    job = parse({**how, "method": "llm-pruner", "pruning.ratio": share}).of(LlmPrunerSettings)
     model = open_model(settings.model)
     whole = (
         AutoModelForSequenceClassification.from_pretrained(tuned, dtype=torch.float32)

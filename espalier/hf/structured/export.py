@@ -113,8 +113,8 @@ def require_writable(
     # Whether blocks become alike depends on scores that do not exist yet.
     if job.form == "plain" and job.selection != "kind":
         raise InputError(
-            "form = 'plain': its blocks need not be alike; with selection = 'kind' all blocks stay"
-            " alike"
+            "pruning.form = 'plain': the blocks may get different widths; set pruning.selection to"
+            " 'kind', with which they stay alike, or pruning.form to 'auto'"
         )
     require_form(OpenedModel(model.directory, like_it), job.form)
 
@@ -124,7 +124,7 @@ def require_form(model: OpenedModel, form: str) -> None:
     refused = {str(other): why for other, why in possible_forms(model).items()}
     if form in refused:
         others = " or ".join(repr(other) for other in ("auto", *FORMS) if other not in refused)
-        raise InputError(f"form = '{form}': {refused[form]}; choose {others}")
+        raise InputError(f"pruning.form = '{form}': {refused[form]}; choose {others}")
 
 
 def export_structured(

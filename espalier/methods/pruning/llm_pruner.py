@@ -250,7 +250,7 @@ def require_sendable(plan: ModelPlan, job: LlmPrunerSettings) -> None:
             # float32
             if (size := 4 * triangle_size(number)) > MAX_BYTES:
                 raise ProtocolError(
-                    f"rescale = '{job.rescale}': the normal equations of {number} {kind} of a block"
+                    f"llm-pruner.rescale = '{job.rescale}': the normal equations of {number} {kind} of a block"
                     f" take up to {size} bytes, a message has {MAX_BYTES}; set it to 'groups' or"
                     " 'off'"
                 )
@@ -289,7 +289,7 @@ def cut_blocks(plan: ModelPlan, job: LlmPrunerSettings) -> range:
     blocks = range(job.spare_first, len(plan.blocks) - job.spare_last)
     if not blocks:
         raise ProtocolError(
-            f"spare-first = {job.spare_first}, spare-last = {job.spare_last}: the model has"
+            f"llm-pruner.spare-first = {job.spare_first}, llm-pruner.spare-last = {job.spare_last}: the model has"
             f" {len(plan.blocks)} blocks, of which none could be cut; lower them"
         )
     return blocks

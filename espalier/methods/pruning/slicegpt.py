@@ -115,9 +115,9 @@ class SliceGptSettings(PublicTextSettings):
         kept -= kept % self.multiple
         if kept < 1:
             raise InputError(
-                f"width-pruning-ratio = {self.width_pruning_ratio}: of a residual stream of width"
-                f" {dense} no multiple of {self.multiple} would stay; lower width-pruning-ratio or"
-                " multiple"
+                f"slicegpt.width-pruning-ratio = {self.width_pruning_ratio}: of a residual stream of width"
+                f" {dense} no multiple of {self.multiple} would stay; lower it, or"
+                " slicegpt.multiple"
             )
         return kept
 

@@ -136,14 +136,14 @@ class Choices:
         job = self.job
         if job.reward == "scaled":
             # If only ranks are chosen, pruning steps say nothing about an arm.
-            local_baseline_ranks = job.chooses and not job.chooses_ratios
+            only_ranks = job.chooses and not job.chooses_ratios
             largest = self.space.largest_step
             rewards = scaled_rewards(
                 outcomes,
                 large_gain(self.gains),
                 self.target,
                 largest,
-                of_steps=not local_baseline_ranks,
+                of_steps=not only_ranks,
             )
         else:
             rewards = literal_rewards(outcomes)

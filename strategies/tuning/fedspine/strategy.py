@@ -44,7 +44,7 @@ from strategies.averaging.client_weights import count_claims
 from strategies.averaging.updates import Updates
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
-from strategies.base.method import Selection, settings_of
+from strategies.base.method import Selection
 from strategies.base.roster import Seat
 from strategies.base.run import Run
 from strategies.fleet import bytes_of_bits, bytes_of_round, virtual_seconds
@@ -161,8 +161,7 @@ class FedSpine(Tuning):
         super().require_fit(settings, model, capabilities)
         require_measured(settings, model.plan)
         require_whole_nf4_blocks(settings, model.plan)
-        with settings_of(settings):
-            Groups.of(model.plan).reachable(settings.of(FedSpineSettings))
+        Groups.of(model.plan).reachable(settings.of(FedSpineSettings))
 
     def description(self) -> str:
         """Return the main settings in words."""

@@ -29,14 +29,14 @@ def test_scores_that_are_no_numbers_are_a_mistake(saved: dict[str, Path]) -> Non
         (
             1,
             {"selection": "kind", "ratio": 0.01},
-            "; set selection to global$",
+            "; set pruning.selection to global$",
         ),
         (1, {"selection": "global", "ratio": 0.99}, "one channel of each block; lower it$"),
         (1, {"selection": "global", "channel-multiple": 64}, "; lower channel-multiple$"),
         (
             4,
             {"selection": "kind", "channel-multiple": 48},
-            "48 channels .*; lower channel-multiple or set selection to global$",
+            "48 channels .*; lower channel-multiple or set pruning.selection to global$",
         ),
     ],
 )

@@ -219,7 +219,7 @@ class TestFedPrLLM(PruningPromises):
         with pytest.raises(EspalierError, match="the run is completed"):
             bench.run(resume_from=str(folder))
         (folder / "summary.json").unlink()
-        with pytest.raises(EspalierError, match=r"fedprllm\.sparsity was 0\.5, is 0\.6"):
+        with pytest.raises(EspalierError, match=r"pruning\.sparsity was 0\.5, is 0\.6"):
             bench.run(resume_from=str(folder), pruning__sparsity=0.6)
         with pytest.raises(EspalierError, match="is not a run directory"):
             bench.run(resume_from=str(bench.folder))
@@ -294,9 +294,9 @@ class TestVariants:
         There the user must have given every value that differs from its default.
         """
         with pytest.raises(
-            EspalierError, match=r"pruning.sparsity = 0.7: method = 'fedprllm' does not read it"
+            EspalierError, match=r"pruning.ratio = 0.7: method = 'fedprllm' does not read it"
         ):
-            bench.run(pruning__sparsity=0.7)
+            bench.run(pruning__ratio=0.7)
         assert not (bench.folder / "runs").exists()
 
     def test_weight_scaling_uses_share_of_keepers(self, bench: Bench) -> None:

@@ -20,19 +20,19 @@ class TestLlmStreamline(LlmStreamlineRuns):
         ("changes", "words"),
         [
             (
-                {"ratio": 0.9},
+                {"pruning__ratio": 0.9},
                 r"pruning.ratio = 0.9: of 4 blocks none would stay",
             ),
-            ({"ratio": 0.75 + 1e-3}, "none would stay"),
+            ({"pruning__ratio": 0.75 + 1e-3}, "none would stay"),
             (
-                {"replacement": "none"},
+                {"llm_streamline__replacement": "none"},
                 (
                     r"federation.rounds = 2: with llm-streamline.replacement = 'none' nothing is"
                     r" trained"
                 ),
             ),
             (
-                {"steps": 200_000},
+                {"llm_streamline__steps": 200_000},
                 (
                     r"llm-streamline = .*weight-decay = 0.001: learning-rate x weight-decay x steps"
                     r" = 2"
@@ -44,7 +44,7 @@ class TestLlmStreamline(LlmStreamlineRuns):
         self, bench: Bench, changes: dict[str, Any], words: str
     ) -> None:
         with pytest.raises(EspalierError, match=words):
-            bench.run(**{f"llm_streamline__{key}": value for key, value in changes.items()})
+            bench.run(**changes)
         assert not (bench.folder / "runs").exists()
 
     @pytest.mark.parametrize(

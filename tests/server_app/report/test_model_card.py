@@ -59,7 +59,7 @@ def test_a_pruned_model_s_card(model: OpenedModel) -> None:
     )
     assert row(card, "versions").startswith("espalier 0.1.0, python 3.")
     assert "\nseed = 5\n" in card
-    assert "\n[fedprllm]\nsparsity = 0.6\n" in card
+    assert "\n[pruning]\nsparsity = 0.6\n" in card
     assert "[lora]" not in card
 
 

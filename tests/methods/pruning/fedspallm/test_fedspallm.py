@@ -251,7 +251,7 @@ class TestFedSpaLLM(Federations):
                 assert set(zeros.tolist()) == {2}
 
     def test_incompatible_pattern_is_refused_early(self, bench: Bench) -> None:
-        with pytest.raises(EspalierError, match=r"fedspallm\.pattern = '1:5'"):
+        with pytest.raises(EspalierError, match=r"pruning\.pattern = '1:5'"):
             bench.run(pruning__pattern="1:5")
         with pytest.raises(EspalierError, match=r"128 columns at a time, which 3 does not divide"):
             bench.run(pruning__pattern="2:3", model=str(_three_wide(bench)))
