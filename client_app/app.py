@@ -20,7 +20,7 @@ from client_app.policy import approval
 from client_app.policy.egress_check import egress, reason_of
 from client_app.policy.site_policy import require_allowed
 from client_app.protocol.answer_once import at_work
-from client_app.protocol.push import hand_out
+from client_app.protocol.push import answer_fetch
 from client_app.protocol.secure_sum import advertise, confirm, mask, share, unmask
 from client_app.simulated import as_played, in_simulation
 from client_app.site import Site, reply_to
@@ -102,7 +102,7 @@ def _enrol(site: Site, request: MessageBody) -> MessageBody:
     """Report the site's name and the hashes of its program and its model."""
     import torch
 
-    from client_app.policy.identity import own_key, said_with_key
+    from client_app.policy.identity import own_key, signed_enrolment
     from client_app.protocol.readiness import require_ready
     from espalier.hf.machine.computing import measured_capability
 
@@ -135,7 +135,7 @@ def _enrol(site: Site, request: MessageBody) -> MessageBody:
             flush=True,
         )
     return reply_to(
-        request, description if key is None else said_with_key(site, request, description, key)
+        request, description if key is None else signed_enrolment(site, request, description, key)
     )
 
 
@@ -154,7 +154,7 @@ WORK: dict[Kind, Callable[[Site, MessageBody], MessageBody]] = {
     "train": _compute,
     "local_baseline": _compute,
     "evaluate": _evaluate,
-    "fetch": hand_out,
+    "fetch": answer_fetch,
     "shares": share,
     "masked": mask,
     "confirm": confirm,

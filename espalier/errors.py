@@ -106,13 +106,13 @@ class RunInterrupted(KeyboardInterrupt):
 
     Parameters
     ----------
-    how_to_go_on : how to resume the run, in a message for the user
+    resume_hint : how to resume the run, in a message for the user
     path : run directory on the SuperLink's machine; None if the run made none
     """
 
-    def __init__(self, how_to_go_on: str, path: Path | None) -> None:
-        super().__init__(how_to_go_on)
-        self.how_to_go_on = how_to_go_on
+    def __init__(self, resume_hint: str, path: Path | None) -> None:
+        super().__init__(resume_hint)
+        self.resume_hint = resume_hint
         self.path = path
 
 

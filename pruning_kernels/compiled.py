@@ -19,7 +19,7 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Compile a kernel at its first call; later processes load it from the cache."""
     import numba
 
-    _keep_code_of_these_sources()
+    _set_cache_folder()
 
     def decorate(kernel: Callable[..., Any]) -> Any:
         try:
@@ -32,7 +32,7 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 @cache
-def _keep_code_of_these_sources() -> None:
+def _set_cache_folder() -> None:
     """Set a cache directory that is named by a hash of all kernels' sources.
 
     Numba checks only the file of a kernel, and not the files of kernels that are inlined into it.

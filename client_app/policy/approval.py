@@ -55,7 +55,7 @@ def needs_approval(site: Site, body: MessageBody) -> bool:
     if not required or header.kind == "enrol" or header.status == "failed":
         return False
     # A person decides on the plain tensors, before the other sites mask theirs together with them.
-    if header.kind in SECURE_KINDS or _is_of_a_secure_sum(site, header):
+    if header.kind in SECURE_KINDS or _in_secure_sum(site, header):
         return True
     # Messages without blobs and numbers show nothing of the data.
     return bool(body.blobs) or (required == "all" and bool(body.fields))
@@ -81,7 +81,7 @@ def approved(site: Site, body: MessageBody, entry: Mapping[str, Any], waits_unti
     kept = state.blobs(body.header.server_round)
     hashes = {blob["name"]: blob["sha256"] for blob in entry["blobs"]}
     masked = body.header.kind in SECURE_KINDS
-    secret = masked or _is_of_a_secure_sum(site, body.header)
+    secret = masked or _in_secure_sum(site, body.header)
     # Blobs that leave later are shown with the first reply.
     others = _plain_hashes(site, body.header) if secret else body.fields.get("blob_sha256", [])
     if secret or body.header.kind == "fetch":
@@ -155,7 +155,7 @@ def _of(
     return WaitingReply({**entry, **whose}, body.fields, later)
 
 
-def _is_of_a_secure_sum(site: Site, header: Header) -> bool:
+def _in_secure_sum(site: Site, header: Header) -> bool:
     """Return whether a reply announces tensors that leave masked."""
     return header.kind == "train" and site.settings.federation.secure_sum
 

@@ -28,7 +28,7 @@ def own_key(site: Site) -> ec.EllipticCurvePrivateKey:
     return private_key(site.node.site_key)
 
 
-def said_with_key(
+def signed_enrolment(
     site: Site, request: MessageBody, enrolment: Enrolment, key: ec.EllipticCurvePrivateKey
 ) -> SignedEnrolment:
     """Return the enrolment with a signature that is valid for this request only."""

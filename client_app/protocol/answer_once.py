@@ -1,4 +1,4 @@
-"""Protection against repeated questions: every request for work on private data is answered once.
+"""Idempotent replies: every request for work on private data is answered once.
 
 Each answer to a different request of the same kind and round would reveal more about the same data.
 An evaluation is answered once in a run.
@@ -98,7 +98,7 @@ def is_answered(state: PrivateState, header: Header) -> bool:
     return header.server_round in _answered(state, header.kind)
 
 
-def kept_report(site: Site, header: Header, what: str) -> dict[str, Any]:
+def stored_reply(site: Site, header: Header, what: str) -> dict[str, Any]:
     """Return the stored answer to a round's order: ``order`` (its fields) and ``report``.
 
     Raises InputError, which names ``what`` is missing, if the round was not answered.

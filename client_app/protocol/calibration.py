@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from client_app.protocol.answer_once import answer_once, kept_report
+from client_app.protocol.answer_once import answer_once, stored_reply
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation, require_own_text
 from client_app.protocol.push import pushed_blobs
 from client_app.site import Site
@@ -64,7 +64,7 @@ def evaluate_edits(site: Site, request: MessageBody, edits: BlobEdits) -> Evalua
     train = header.model_copy(update={"kind": "train"})
     contract = plain_contract(MessageBody(train), lambda: site.model.plan, site.settings)
     own = site.state(header).blobs(header.server_round)
-    hashes = kept_report(site, header, "reply")["report"]["blob_sha256"]
+    hashes = stored_reply(site, header, "reply")["report"]["blob_sha256"]
     keys = chain.from_iterable(contract.parts)
     sent = {key: own.get(blob) for key, blob in zip(keys, hashes, strict=True)}
 

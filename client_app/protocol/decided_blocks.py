@@ -67,7 +67,7 @@ class NextBlock:
         header = self.request.header
         number = header.server_round
         # Round 1 starts from the samples.
-        if number == 1 or _left_by(state, number - 1) is not None:
+        if number == 1 or _state_of_round(state, number - 1) is not None:
             return
         # With other pushed parts the answer would differ, and each round is answered once.
         if is_answered(state, header):
@@ -86,7 +86,7 @@ class NextBlock:
         if before < 0:
             samples = samples_of(self.site, header)
             activations = stream.start(samples)
-        elif (left := _left_by(state, header.server_round - 1)) is not None:
+        elif (left := _state_of_round(state, header.server_round - 1)) is not None:
             # 2. Usually: go on with the hidden states that the last round left, through its block.
             earlier = state.blobs(header.server_round - 1)
             samples = _samples(earlier, left)
@@ -143,7 +143,7 @@ def make_own_masks(
     return make_local_baseline(site, request, make)
 
 
-def _left_by(state: PrivateState, server_round: int) -> dict[str, Any] | None:
+def _state_of_round(state: PrivateState, server_round: int) -> dict[str, Any] | None:
     """Return the document that a round left for the next one; None if it is missing or damaged."""
     store = state.blobs(server_round)
     # A damaged document counts as missing.

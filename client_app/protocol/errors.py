@@ -7,7 +7,7 @@ from espalier.errors import InputError
 
 
 @contextmanager
-def mistakes_of_kernels() -> Iterator[None]:
+def kernel_errors() -> Iterator[None]:
     """Convert the errors of kernels into InputError, with the same message."""
     # ``fetch`` and ``push`` use this module and do not need torch.
     from pruning_kernels.selection.scores import NotFiniteError

@@ -82,7 +82,7 @@ def _name(part: int) -> str:
     return f"pushed-{part:04d}"
 
 
-def hand_out(site: Site, request: MessageBody) -> MessageBody:
+def answer_fetch(site: Site, request: MessageBody) -> MessageBody:
     """Answer a ``fetch`` with the blobs that the server names by hash."""
     hashes_of = site.contract.up.blob_sha256
     assert hashes_of is not None

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping
 from itertools import chain
 from typing import Any, TypeVar
 
-from client_app.protocol.answer_once import kept_report
+from client_app.protocol.answer_once import stored_reply
 from client_app.protocol.sum_party import Party
 from client_app.site import Site, reply_to
 from client_app.summands.plain_blob import PlainBlob, ToSummands
@@ -311,7 +311,7 @@ class PlainReply:
     def __init__(self, site: Site, header: Header) -> None:
         self._site = site
         train = header.model_copy(update={"kind": "train", "part": 0})
-        kept = kept_report(site, train, "reply")
+        kept = stored_reply(site, train, "reply")
         self.report: dict[str, Any] = kept["report"]
         """Fields of the plain report."""
         self._store = site.state(header).blobs(header.server_round)

@@ -1,7 +1,7 @@
-"""The ``espalier`` command.
+"""Prune and fine-tune language models with the private text of several sites.
 
     espalier run                                  run the demo
-    espalier run fedprllm pruning.sparsity=0.6   run a preset of conf/ with other settings
+    espalier run fedprllm pruning.sparsity=0.6    run a preset of conf/ with other settings
     espalier run num-clients=16                   simulate any number of clients
     espalier run two-sites --superlink HOST:9093  run on the sites connected to a SuperLink
     espalier plan fedsoda model=config-only       estimate bytes, memory, disk and time of a run

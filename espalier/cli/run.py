@@ -64,10 +64,10 @@ def run(given: argparse.Namespace) -> int:
             tell(part)
         return 1
     except RunInterrupted as interrupted:
-        print(f"\nespalier: interrupted; {interrupted.how_to_go_on}", file=sys.stderr)
+        print(f"\nespalier: interrupted; {interrupted.resume_hint}", file=sys.stderr)
         return 130
     except KeyboardInterrupt:
-        print(f"\nespalier: interrupted; {watched.how_to_go_on()}", file=sys.stderr)
+        print(f"\nespalier: interrupted; {watched.resume_hint()}", file=sys.stderr)
         return 130
     return 0
 

@@ -9,9 +9,9 @@ from espalier.data.client_files import client_files
 from espalier.data.client_text import MIN_PREDICTIONS
 from espalier.data.data_protection import (
     not_allowed,
+    redacted_errors,
     require_groups,
     require_own_data,
-    told_at_the_site,
 )
 from espalier.data.files.corpus_index import Indexed, open_corpus
 from espalier.data.files.files import JsonLinesRows
@@ -40,7 +40,7 @@ It holds in addition to ``MIN_PREDICTIONS``, because a few long answers come fro
 """
 
 
-@told_at_the_site
+@redacted_errors
 def client_items(
     settings: RunSettings, node: NodeSettings, client: int
 ) -> tuple[list[Item], list[Item]]:
@@ -55,7 +55,7 @@ def client_items(
     return train, held_out
 
 
-@told_at_the_site
+@redacted_errors
 def item_groups(settings: RunSettings, node: NodeSettings, client: int) -> list[set[int]]:
     """Return the group of each training item of a client."""
     return [{number} for number in _shares(settings, node, client)[0].label_numbers.tolist()]
@@ -123,7 +123,7 @@ def _training_split(settings: RunSettings, task: Task) -> str:
     return settings.data.hub_split or task.hub.train
 
 
-@told_at_the_site
+@redacted_errors
 def held_out_items(
     settings: RunSettings,
     node: NodeSettings,

@@ -9,10 +9,10 @@ from espalier.data.builtin.built_in import BUILT_IN, own_records
 from espalier.data.client_files import client_files
 from espalier.data.data_protection import (
     not_allowed,
+    redacted_errors,
     require_groups,
     require_own_data,
     require_tokens,
-    told_at_the_site,
 )
 from espalier.data.files.corpus_index import Indexed, open_corpus
 from espalier.data.files.files import CLIENT_KEYS, TextRows
@@ -44,7 +44,7 @@ A mean over fewer predictions does not leave the client.
 """
 
 
-@told_at_the_site
+@redacted_errors
 def split_passages(
     data: DataSettings, node: NodeSettings, client: int, num_clients: int, seed: int
 ) -> tuple[Sequence[str], Sequence[str]]:
@@ -88,7 +88,7 @@ def _indexed_passages(
     return own, held_out
 
 
-@told_at_the_site
+@redacted_errors
 def records_of_client(settings: RunSettings, node: NodeSettings, client: int) -> list[list[str]]:
     """Return the passages of each record or group of a client, without held-out passages.
 
@@ -158,7 +158,7 @@ def site_texts(data: DataSettings, node: NodeSettings) -> Iterator[str]:
             yield text_of(row, source.field).text
 
 
-@told_at_the_site
+@redacted_errors
 def client_samples(
     settings: RunSettings, node: NodeSettings, encode: Encode, client: int
 ) -> Tensor:
@@ -222,7 +222,7 @@ def sample_groups(
     return [set(groups[first:end].tolist()) - {-1} for first, end in zip(inner, ends, strict=True)]
 
 
-@told_at_the_site
+@redacted_errors
 def training_samples(
     settings: RunSettings, node: NodeSettings, encode: Encode, client: int
 ) -> Tensor:
@@ -246,7 +246,7 @@ def training_samples(
     return all_samples(own, encode, data.sequence_length, what, "data.sequence-length", folder)
 
 
-@told_at_the_site
+@redacted_errors
 def held_out_samples(
     settings: RunSettings, node: NodeSettings, encode: Encode, client: int
 ) -> Tensor:
@@ -280,7 +280,7 @@ def held_out_samples(
     return samples
 
 
-@told_at_the_site
+@redacted_errors
 def validation_samples(
     settings: RunSettings, node: NodeSettings, encode: Encode, client: int, most: int
 ) -> Tensor:

@@ -25,7 +25,7 @@ R = TypeVar("R")
 OUTWARD = "data-path: this site's data cannot be used for this run; the node's log gives the reason"
 
 
-def told_at_the_site(read: Callable[P, R]) -> Callable[P, R]:
+def redacted_errors(read: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function that reads a site's data, so that its errors do not leave the site.
 
     The server receives the error's ``told`` text, or ``OUTWARD`` if there is none.

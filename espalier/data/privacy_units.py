@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from espalier.data.client_text import records_of_client
-from espalier.data.data_protection import require_tokens, told_at_the_site
+from espalier.data.data_protection import redacted_errors, require_tokens
 from espalier.data.token_pieces import BETWEEN, Encode
 from espalier.errors import InputError
 from espalier.privacy.noise import MAX_RECORDS
@@ -25,7 +25,7 @@ Windows = list[tuple[int, ...]]
 """Token sequences of one record or group."""
 
 
-@told_at_the_site
+@redacted_errors
 def record_windows(
     settings: RunSettings, node: NodeSettings, encode: Encode, client: int
 ) -> list[Windows]:

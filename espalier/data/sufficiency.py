@@ -18,7 +18,7 @@ from espalier.data.client_text import (
     split_passages,
     training_samples,
 )
-from espalier.data.data_protection import require_own_data, require_tokens, told_at_the_site
+from espalier.data.data_protection import redacted_errors, require_own_data, require_tokens
 from espalier.data.files.files import CLIENT_KEYS
 from espalier.data.files.formats import open_rows
 from espalier.data.passages import is_held_out, split
@@ -80,7 +80,7 @@ def require_enough(settings: RunSettings, node: NodeSettings, encode: Encode) ->
         client_samples(settings, node, encode, ANY_CLIENT)
 
 
-@told_at_the_site
+@redacted_errors
 def require_readable(settings: RunSettings, node: NodeSettings) -> None:
     """Refuse a run that the site's ``data-path`` cannot serve, before a tokenizer is available.
 

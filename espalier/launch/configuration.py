@@ -156,6 +156,8 @@ def resolve(
 def _pair(word: str, defaults: Config) -> tuple[str, Any]:
     """Split ``key=value``; the value is read as TOML, if it is TOML and the key wants no string."""
     key, _, text = word.partition("=")
+    if not key.strip():
+        raise InputError(f"{word}: has no key; write key=value, for instance num-clients=4")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

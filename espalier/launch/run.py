@@ -74,14 +74,14 @@ class WatchedRun:
     """Run directory on the SuperLink's machine; empty until the ServerApp has created it."""
     status: str = ""
     """Flower's status; empty until the run has ended."""
-    said_why: bool = False
+    reason_reported: bool = False
     """True if the ServerApp reported why the run failed."""
 
     def note(self, line: str) -> None:
         """Process a line of the log."""
         if line.startswith(RUN_DIRECTORY):
             self.directory = line.removeprefix(RUN_DIRECTORY).strip()
-        self.said_why = self.said_why or line.startswith(FLOWER_REPORTS_IT_TOO)
+        self.reason_reported = self.reason_reported or line.startswith(FLOWER_REPORTS_IT_TOO)
 
     @property
     def completed(self) -> bool:
@@ -92,7 +92,7 @@ class WatchedRun:
         """
         return self.status == COMPLETED or (self.path is not None and is_completed(self.path))
 
-    def how_to_go_on(self) -> str:
+    def resume_hint(self) -> str:
         """Return how to resume the run, in a message for the user."""
         if not self.directory:
             return f"the run had not started; {self.again}"
@@ -170,10 +170,10 @@ def _to_the_end(watched: WatchedRun, work: Callable[[], None]) -> None:
     try:
         work()
     except SuperLinkLost as lost:
-        raise RunError([str(lost), watched.how_to_go_on()], watched.path) from None
+        raise RunError([str(lost), watched.resume_hint()], watched.path) from None
     except KeyboardInterrupt:
         if not watched.completed:
-            raise RunInterrupted(watched.how_to_go_on(), watched.path) from None
+            raise RunInterrupted(watched.resume_hint(), watched.path) from None
 
 
 def _require_inputs(watched: WatchedRun, app: Path, config: dict[str, Any]) -> None:
@@ -248,7 +248,7 @@ def _require_completed(watched: WatchedRun, status: str, details: str, log: str)
     parts = [f"the run ended as {status}"]
     if FLOWER_REPORTS_IT_TOO in log:
         raise RunError(parts, watched.path, _reported_reason(log))
-    raise RunError([*parts, details, watched.how_to_go_on()], watched.path)
+    raise RunError([*parts, details, watched.resume_hint()], watched.path)
 
 
 def _reported_reason(log: str) -> str:
@@ -265,7 +265,7 @@ def _run(
     config_file.write_text(tomli_w.dumps(config))
     watched.directory = ""
     watched.status = ""
-    watched.said_why = False
+    watched.reason_reported = False
     run_id, interrupted = _submit(superlink, app, config_file, *options)
     lines: list[str] = []
     try:
@@ -275,7 +275,7 @@ def _run(
             for line in log:
                 lines.append(line)
                 watched.note(line)
-                if not watched.said_why:
+                if not watched.reason_reported:
                     watched.say(line)
         while not has_ended((status := superlink.status(run_id))[0]):
             time.sleep(0.2)

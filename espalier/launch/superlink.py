@@ -117,9 +117,9 @@ class SuperLink:
         try:
             return self._command.status(run_id)
         except NoAnswerError as error:
-            raise SuperLinkLost(self._what_became_of_it(str(error))) from None
+            raise SuperLinkLost(self._failure_reason(str(error))) from None
 
-    def _what_became_of_it(self, answer: str) -> str:
+    def _failure_reason(self, answer: str) -> str:
         reason = " ".join(answer.split())
         if self.process is None:
             return (

@@ -190,7 +190,7 @@ def values_within(most: float) -> CheckValues:
     return check
 
 
-def tells_samples(run: RunSettings) -> bool:
+def reports_samples(run: RunSettings) -> bool:
     """Return whether a client's report tells its number of samples, for its weight.
 
     In a secure sum the weight is a summand too, and the report does not tell it.
@@ -199,14 +199,14 @@ def tells_samples(run: RunSettings) -> bool:
 
 
 def require_samples(name: str, samples: int, run: RunSettings) -> None:
-    """Check that a client tells its number of samples if ``tells_samples``, and only then.
+    """Check that a client tells its number of samples if ``reports_samples``, and only then.
 
     Raises
     ------
     ProtocolError
         If it is not so; the error begins with ``name``, the report and its field.
     """
-    if (samples > 0) != tells_samples(run):
+    if (samples > 0) != reports_samples(run):
         raise ProtocolError(
             f"{name} are sent only with federation.client-weights = 'samples' (or"
             " 'importance-samples') and without federation.secure-sum"

@@ -185,7 +185,7 @@ class Groups:
                     f"pruning.ratio = {job.pruning_ratio:g}: {share:.1%} of what can be removed"
                     f" would be removed, but {staying} of {total} parameters must stay, one group"
                     f" and {channels} of each block;"
-                    f" {remedy or 'some competitions have nothing that can be removed, whatever the ratio'}"
+                    f" {remedy or 'some blocks have no removable groups, whatever the ratio'}"
                 )
         return share
 

@@ -269,7 +269,7 @@ class NodeSettings(Table):
             " arrives. 0: no model is accepted, in a simulation no limit."
         ),
     )
-    pruned_share: float = Field(
+    pruning_ratio: float = Field(
         0.0,
         ge=0,
         le=0.95,
@@ -492,13 +492,13 @@ def parse_node(config: Mapping[str, Any], *, simulated: bool = False) -> NodeSet
             "site: give the node a name, for instance --node-config 'site=\"hospital-a\"'"
         )
     if mistakes:
-        # Errors travel to the server, but the value of ``pruned-share`` must not leave the site.
-        told = [OF_A_SECRET if line.startswith("pruned-share") else line for line in mistakes]
+        # Errors travel to the server, but the value of ``pruning-ratio`` must not leave the site.
+        told = [OF_A_SECRET if line.startswith("pruning-ratio") else line for line in mistakes]
         raise InputError(_wrong(mistakes), _wrong(told))
     return settings
 
 
-OF_A_SECRET = "pruned-share: is not what it may be; this node's log says more"
+OF_A_SECRET = "pruning-ratio: has an invalid value; this node's log says which"
 """Error text for others about a key whose value never leaves a site."""
 
 

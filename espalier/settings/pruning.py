@@ -161,7 +161,7 @@ def ratio_field(
             " in each block. fedspine: of every device's parameters (p*), likewise; 0: only ranks"
             " are chosen (the paper without A_P). llm-streamline: of the blocks, rounded up. sft-p:"
             " of what `sft-p.ratio-of` names, at every client whose own configuration"
-            " (`pruned-share`) names no ratio, at most 0.95. A prunable group is a key-value group"
+            " (`pruning-ratio`) names no ratio, at most 0.95. A prunable group is a key-value group"
             " of attention (a head, if each has its own keys and values) or a feed-forward channel."
         ),
         ge=ge,

@@ -1,5 +1,6 @@
 """Settings of a run: all of ``[tool.flwr.app.config]``, validated together."""
 
+import difflib
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -182,8 +183,13 @@ def parse(
     if nested.pop(JOB, None) is not None:
         mistakes.append(f"{JOB}: unknown key; a method's table has its name")
     method = nested.get("method", DEFAULT_METHOD)
+    for table in sorted(tables - {*all_tables(), *GENERAL, JOB}):
+        known = keys_in_order(method)
+        mistakes += [unknown_key(f"{table}.{key}", known) for key in nested.pop(table)]
     if not isinstance(method, str) or method not in METHODS:
-        mistakes.append(f"method = {method!r}: choose one of {', '.join(sorted(METHODS))}")
+        close = difflib.get_close_matches(str(method), METHODS, n=1)
+        meant = f"did you mean '{close[0]}'? " if close else ""
+        mistakes.append(f"method = {method!r}: {meant}choose one of {', '.join(METHODS)}")
         method = nested["method"] = None
     else:
         mistakes += unread_by_hand(flat, method, by_hand)

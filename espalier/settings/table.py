@@ -107,7 +107,8 @@ def _line(detail: Any, known: Sequence[str], prefix: str) -> str:
 def unknown_key(key: str, known: Sequence[str]) -> str:
     """Return the error line for an unknown key, with a suggestion.
 
-    The suggestion is a key of the same name in another table, else one with a similar name in the
+    The suggestion is a key of the same name in another table (``pruning-ratio`` also counts as
+    ``pruning.ratio``), else one with a similar name in the
     same table or in another one, else one that is similar with its table, else the list of all
     known keys.
     """
@@ -115,7 +116,7 @@ def unknown_key(key: str, known: Sequence[str]) -> str:
     names = {other: other.rpartition(".")[2] for other in known if other != key}
     same_table = [own for other, own in names.items() if other.rpartition(".")[0] == table]
     found = (
-        [other for other, own in names.items() if own == name]
+        [other for other, own in names.items() if name in (own, other.replace(".", "-"))]
         or [f"{table}.{own}" for own in _similar(name, same_table, 0.6) if table]
         or [other for other, own in names.items() if own in _similar(name, names.values(), 0.8)]
         or _similar(key, known, 0.6)

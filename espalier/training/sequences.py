@@ -20,7 +20,7 @@ from espalier.data.client_text import (
     sample_groups,
     training_samples,
 )
-from espalier.data.data_protection import told_at_the_site
+from espalier.data.data_protection import redacted_errors
 from espalier.data.privacy_units import record_windows
 from espalier.data.tasks.catalogue import task_of
 from espalier.data.tasks.chat_encoding import chat_sequences, template_of
@@ -99,7 +99,7 @@ def text_sequences(samples: Tensor) -> Sequences:
     )
 
 
-@told_at_the_site
+@redacted_errors
 def client_sequences(
     settings: RunSettings, node: NodeSettings, model: OpenedModel, client: int
 ) -> Sequences:

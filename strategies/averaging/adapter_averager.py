@@ -17,7 +17,7 @@ from espalier.errors import InputError
 from espalier.hf.nf4.matrices import require_quantisable
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.message import MessageBody, validate
-from espalier.messages.parts import tells_samples
+from espalier.messages.parts import reports_samples
 from espalier.methods.tuning.adapters.contract import Order, PartOrder, TuningReport
 from espalier.methods.tuning.adapters.settings import AdapterAveraging
 from espalier.methods.tuning.adapters.summands import value_scale
@@ -250,7 +250,7 @@ class AdapterAverager:
         """
         if body.header.kind == "train":
             told = self.reports[seat.client] = validate(self._report, body.fields)
-            samples = {"samples": told.samples} if tells_samples(self.run.settings) else {}
+            samples = {"samples": told.samples} if reports_samples(self.run.settings) else {}
             seat.note(**samples, lora_rank=told.rank, skipped_steps=told.skipped_steps)
             # A repeated first part starts the record again.
             self._faults[seat.client] = {}

@@ -74,7 +74,7 @@ class Enroller:
     """Number of times that each node was asked."""
     _waiting: dict[str, "_Question"] = field(default_factory=dict)
     """Questions that nodes have not answered yet, by message id."""
-    _untold: dict[str, tuple[int, Request]] = field(default_factory=dict)
+    _unconfirmed_refusals: dict[str, tuple[int, Request]] = field(default_factory=dict)
     """Refusals sent to nodes that have not confirmed them yet, by message id."""
     _claims: dict[str, list[int]] = field(default_factory=dict)
     """Further nodes that claim a site's name, in the order of their answers."""
@@ -131,18 +131,18 @@ class Enroller:
             clients = {site: client for client, site in enumerate(sorted(sites)[:wanted])}
         # 3. Tell the nodes that have no seat.
         if min(len(sites), len(clients)) < settings.num_clients:
-            self._tell_who_was_left(clients, sites)
+            self._report_missing_sites(clients, sites)
         else:
             why = f"the run already has its num-clients = {settings.num_clients} sites"
             for site in sorted(sites.keys() - clients.keys()):
                 self._tell_node(sites[site][0], why)
-        self._await_told()
+        self._await_confirmations()
         # 4. Seat the sites, and go on only if they are enough.
         self._seat(clients, sites)
         rounds.seat_with(self)
         rounds.require_quorum(len(clients.keys() & sites.keys()), "enrolled")
 
-    def _tell_who_was_left(
+    def _report_missing_sites(
         self, clients: Mapping[str, int], sites: Mapping[str, tuple[int, Enrolment]]
     ) -> None:
         """Record why seats stay free: nodes that did not answer, and sites that came too late."""
@@ -342,9 +342,9 @@ class Enroller:
             return
         request = self.rounds.request("refused", NO_CLIENT, 0, Refusal.because(reason))
         if (message_id := self.rounds.send(request, node_id)) is not None:
-            self._untold[message_id] = (node_id, request)
+            self._unconfirmed_refusals[message_id] = (node_id, request)
 
-    def _await_told(self) -> None:
+    def _await_confirmations(self) -> None:
         """Wait until refused nodes have confirmed the reason, up to ``REFUSED_SECONDS``.
 
         Flower discards undelivered messages at the end of a run.
@@ -355,16 +355,16 @@ class Enroller:
         while True:
             # A node that has gone will never confirm.
             connected = set(grid.get_node_ids())
-            for message_id, (node_id, request) in list(self._untold.items()):
+            for message_id, (node_id, request) in list(self._unconfirmed_refusals.items()):
                 if (reply := self.rounds.pull(message_id)) is None and node_id in connected:
                     # A lost confirmation only costs time.
                     continue
-                del self._untold[message_id]
+                del self._unconfirmed_refusals[message_id]
                 if reply is not None and reply.has_content():
                     # The content does not matter, but the ledger has to count its bytes.
                     with suppress(EspalierError):
                         self.rounds.checked(reply, request)
-            if not self._untold or clock.now() >= end:
+            if not self._unconfirmed_refusals or clock.now() >= end:
                 return
             clock.sleep(POLL_SECONDS)
 

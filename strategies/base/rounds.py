@@ -337,7 +337,10 @@ class Rounds:
                 if reply is None:
                     # Being late is not enough in a simulation: another client may occupy the
                     # worker.
-                    late = self.clock.now() >= entry.deadline and not self._work_goes_on(pending)
+                    late = (
+                        self.clock.now() >= entry.deadline
+                        and not self._extend_deadlines_while_working(pending)
+                    )
                     # A message without an id was not sent; its node may have reconnected by now.
                     if entry.message_id is None or late:
                         self._send_again(entry, pending, _late(entry.seat), late=late)
@@ -359,7 +362,7 @@ class Rounds:
                 del body
             # 3. Nothing arrived in this pass: look for new nodes, then wait.
             if pending and idle:
-                if not self._work_goes_on(pending):
+                if not self._extend_deadlines_while_working(pending):
                     self.progress.waiting(_waited_for(pending, self.clock.now()))
                 if self.clock.now() >= next_look:
                     if self._seating is not None:
@@ -378,7 +381,7 @@ class Rounds:
             self.progress.note("at_work", line)
         return self.work.anybody()
 
-    def _work_goes_on(self, pending: list[_Pending]) -> bool:
+    def _extend_deadlines_while_working(self, pending: list[_Pending]) -> bool:
         """Return True if a simulated client is working; then all deadlines start again.
 
         Other clients may be waiting for the worker of that client, so none of them is late.

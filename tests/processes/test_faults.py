@@ -76,7 +76,7 @@ def test_killed_superlink_resumes_to_same_bytes(tmp_path: Path, whole: Path) -> 
             not in log.split("espalier: the SuperLink")[1]
         )
         running.superlink = running.start_superlink()
-        done = espalier(tmp_path, *how_to_go_on(tmp_path))
+        done = espalier(tmp_path, *resume_hint(tmp_path))
         assert done.returncode == 0, done.stdout + done.stderr
         assert "resumed      after round" in done.stdout
     run = results_of(tmp_path)
@@ -235,7 +235,7 @@ def log_of_the_last_start(folder: Path) -> str:
     return (folder / "command.log").read_text().split("Starting logstream")[-1]
 
 
-def how_to_go_on(folder: Path) -> list[str]:
+def resume_hint(folder: Path) -> list[str]:
     """Return the arguments of the ``espalier`` command that the log printed last."""
     words = shlex.split((folder / "command.log").read_text().rstrip().splitlines()[-1])
     assert (words[0], words[-1]) == ("espalier", f"resume-from={max((folder / 'runs').iterdir())}")
@@ -251,7 +251,7 @@ def test_ended_simulation_leaves_no_process(tmp_path: Path, number: signal.Signa
     assert espalier_run.returncode == (-9 if number == signal.SIGKILL else 130)
     assert "Traceback" not in log_of_the_last_start(tmp_path)
     if number == signal.SIGINT:
-        done = espalier(tmp_path, *how_to_go_on(tmp_path))
+        done = espalier(tmp_path, *resume_hint(tmp_path))
         assert done.returncode == 0, done.stdout + done.stderr
         assert "resumed      after round" in done.stdout
 
@@ -267,4 +267,4 @@ def test_killed_superlink_tells_how_to_go_on(tmp_path: Path) -> None:
     assert espalier_run.returncode == 1
     assert "the SuperLink of this run was killed (signal 9) before the run had ended" in log
     assert "Traceback" not in log
-    assert how_to_go_on(tmp_path)[0] == "run"
+    assert resume_hint(tmp_path)[0] == "run"

@@ -94,6 +94,9 @@ def test_mistake_names_key_value_and_range(key: str, value: object, allowed: str
         ("fedprllm.sparsty", "pruning.sparsity"),
         ("data.sample", "data.num-samples"),
         ("sed", "seed"),
+        ("prunning.sparsity", "pruning.sparsity"),
+        ("prune.sparsity", "pruning.sparsity"),
+        ("fedprllm.pruning-sparsity", "pruning.sparsity"),
     ],
 )
 def test_a_misspelt_key_is_met_with_the_right_one(wrong: str, meant: str) -> None:
@@ -136,7 +139,8 @@ def test_what_differs_from_the_defaults() -> None:
 
 def test_unknown_method_lists_known_ones() -> None:
     lines = mistake_lines({"method": "fedprlm"})
-    assert lines == [f"method = 'fedprlm': choose one of {', '.join(sorted(METHODS))}"]
+    meant = f"did you mean 'fedprllm'? choose one of {', '.join(METHODS)}"
+    assert lines == [f"method = 'fedprlm': {meant}"]
 
 
 def test_unchosen_method_s_table_is_not_validated(

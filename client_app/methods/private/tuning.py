@@ -6,7 +6,7 @@ no step is skipped, and the duration is reported as 0.
 """
 
 from client_app.methods.tuning.round_adapters import begins_with, cache_of, keep_blobs
-from client_app.protocol.errors import mistakes_of_kernels
+from client_app.protocol.errors import kernel_errors
 from client_app.protocol.private_answer import NO_SECONDS, Begin, answer_privately
 from client_app.protocol.push import brought, pushed_hashes
 from client_app.site import Site
@@ -49,7 +49,7 @@ def train(site: Site, request: MessageBody) -> MessageBody:
         # Factors that are not sent must not change either.
         frozen = adapted.frozen(lambda _, name: not sent.trains(name))
         folded = folded_in(adapted.whole, site.model.family, adapters, start)
-        with mistakes_of_kernels(), frozen, folded:
+        with kernel_errors(), frozen, folded:
             # Before noise is drawn: a model without gradients per sequence cannot be trained
             # privately.
             steps.require_gradients_of_sequences()

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from client_app.protocol.answer_once import kept_report
+from client_app.protocol.answer_once import stored_reply
 from client_app.protocol.calibration import answer_from_samples
 from client_app.protocol.decided_blocks import NextBlock, make_own_masks
-from client_app.protocol.errors import mistakes_of_kernels
+from client_app.protocol.errors import kernel_errors
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation
 from client_app.protocol.local_baseline import stored_local_baseline
 from client_app.protocol.push import taken
@@ -46,7 +46,7 @@ def train(site: Site, request: MessageBody) -> MessageBody:
     def vote(stream: BlockStream, activations: Activations, index: int) -> Iterator[bytes]:
         beat(f"pruning block {index + 1} of {len(site.model.plan.blocks)}")
         # Errors of kernels contain no data, so their text may leave.
-        with mistakes_of_kernels():
+        with kernel_errors():
             masks = choose_in_dense_block(
                 stream, activations, index, pruning.prune_mask, watch_for(pruning)
             )
@@ -69,7 +69,7 @@ def _own_masks(site: Site, samples: torch.Tensor) -> Iterator[bytes]:
     """Prune all blocks with this client's samples only, and yield each block's masks."""
     # One block in memory at a time.
     stream = BlockStream(site.model, site.computing)
-    with mistakes_of_kernels():
+    with kernel_errors():
         pruning = _local_pruning(site)
         for _, masks in prune_by_block(stream, samples, pruning.prune_mask, watch_for(pruning)):
             yield pack_masks(masks)
@@ -128,4 +128,4 @@ def _stored_masks(site: Site, header: Header) -> tuple[BlobStore, list[str]]:
     # Iterative rounds leave no own masks; the ``local_baseline`` request made them.
     if site.settings.of(FedPrLLMSettings).strategy == "iterative":
         return store, stored_local_baseline(site, header)["masks"]
-    return store, kept_report(site, header, "masks")["report"]["blob_sha256"]
+    return store, stored_reply(site, header, "masks")["report"]["blob_sha256"]

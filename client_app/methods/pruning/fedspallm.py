@@ -8,10 +8,10 @@ until newer versions replace them.
 import time
 from collections.abc import Callable, Mapping
 
-from client_app.methods.pruning.fedspallm_layers import Held, held_in, hold, holds
-from client_app.protocol.answer_once import answer_once, kept_report
+from client_app.methods.pruning.fedspallm_layers import Held, hold, holds, stored_layers
+from client_app.protocol.answer_once import answer_once, stored_reply
 from client_app.protocol.calibration import samples_of
-from client_app.protocol.errors import mistakes_of_kernels
+from client_app.protocol.errors import kernel_errors
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation, require_own_text
 from client_app.site import Site
 from espalier.errors import InputError, StateLost
@@ -40,19 +40,19 @@ def train(site: Site, request: MessageBody) -> MessageBody:
         return _prune(site, state, request, sampled)
 
     # Layers up to the last sampled one determine the calibration inputs, and so the answer.
-    def goes_through(state: PrivateState) -> dict[str, str]:
-        held = held_in(state, header.server_round).items()
+    def layers_before(state: PrivateState) -> dict[str, str]:
+        held = stored_layers(state, header.server_round).items()
         last = sampled.blocks[-1]
         # Hashes of the layers before: the same request with other layers is another request.
         return {index: layer["blob"] for index, layer in held if int(index) <= last}
 
     def require_layers(state: PrivateState) -> None:
-        held = held_in(state, header.server_round)
+        held = stored_layers(state, header.server_round)
         # Round 1 starts from the dense model, with versions of 0.
         if not holds(state, held, sampled.versions, range(sampled.blocks[-1] + 1)):
             raise StateLost("this client no longer holds the layers that the server sent")
 
-    return answer_once(site, request, prune, goes_through, require_layers)
+    return answer_once(site, request, prune, layers_before, require_layers)
 
 
 def _prune(
@@ -61,7 +61,7 @@ def _prune(
     """Prune the sampled layers of the global model, and store each as soon as it is pruned."""
     started = time.monotonic()
     server_round = request.header.server_round
-    held = held_in(state, server_round)
+    held = stored_layers(state, server_round)
     # Recorded for this round before the work: a repeated request finds the same layers.
     hold(state, server_round, held)
     samples = samples_of(site, request.header)
@@ -71,7 +71,7 @@ def _prune(
     damping = 0.0
     sparsity = sparsity_of(site.settings, server_round)
     pruning = LocalPruning(job.local_method, sparsity, job.local_group, job.damping_mean)
-    with mistakes_of_kernels():
+    with kernel_errors():
         stream = BlockStream(site.model, site.computing)
         edits = _global(site, state, held)
         # Inputs pass through the pruned layers of the global model.
@@ -92,10 +92,10 @@ def evaluate(site: Site, request: MessageBody) -> Evaluation:
     """Prepare to evaluate the client's own model (equation 9), and all models on own text."""
     header = request.header
     state = site.state(header)
-    kept = kept_report(site, header, "layers")
+    kept = stored_reply(site, header, "layers")
     sampled = validate(SampledBlocks, kept["order"])
     hashes = dict(zip(sampled.blocks, kept["report"]["blob_sha256"], strict=True))
-    held = held_in(state, header.server_round)
+    held = stored_layers(state, header.server_round)
     others = [index for index in range(len(site.model.plan.blocks)) if index not in hashes]
     # A client's own model needs the layers of the global model that it did not prune itself.
     if not holds(state, held, sampled.versions, others):
@@ -111,7 +111,10 @@ def evaluate(site: Site, request: MessageBody) -> Evaluation:
 
     # The result of the last round is pushed as if for one more round.
     return prepare_evaluation(
-        site, request, alone, lambda: _global(site, state, held_in(state, header.server_round + 1))
+        site,
+        request,
+        alone,
+        lambda: _global(site, state, stored_layers(state, header.server_round + 1)),
     )
 
 

@@ -22,7 +22,7 @@ def take_layers(site: Site, request: MessageBody) -> MessageBody:
     server_round = request.header.server_round
     with state.locked():
         # A copy of the last layers: rounds before are not changed.
-        held = held_in(state, server_round)
+        held = stored_layers(state, server_round)
         for index, version in zip(update.blocks, update.versions, strict=True):
             held[str(index)] = {
                 "version": version,
@@ -32,7 +32,7 @@ def take_layers(site: Site, request: MessageBody) -> MessageBody:
     return reply_to(request, NoFields())
 
 
-def held_in(state: PrivateState, server_round: int) -> Held:
+def stored_layers(state: PrivateState, server_round: int) -> Held:
     """Return the layers for a round: those pushed for it, else those of the previous round."""
     # Without a push for this round the layers are those of the round before.
     return _document(state, server_round) or _document(state, server_round - 1)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from client_app.methods.tuning.personal_model import pushed_cut
-from client_app.protocol.answer_once import kept_report
+from client_app.protocol.answer_once import stored_reply
 from client_app.protocol.calibration import answer_from_samples
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation
 from client_app.site import Site
@@ -49,7 +49,7 @@ def evaluate(site: Site, request: MessageBody) -> Evaluation:
 
 def _alone(site: Site, header: Header) -> OpenedModel:
     """Return the model by the cut that follows from the client's own moments."""
-    report = kept_report(site, header, "moments")["report"]
+    report = stored_reply(site, header, "moments")["report"]
     store = site.state(header).blobs(header.server_round)
 
     # The client's moments are read from its own reply.

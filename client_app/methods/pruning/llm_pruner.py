@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from client_app.methods.tuning.personal_model import pushed_cut
-from client_app.protocol.answer_once import kept_report
+from client_app.protocol.answer_once import stored_reply
 from client_app.protocol.calibration import answer_from_samples, samples_of
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation
 from client_app.protocol.local_baseline import make_local_baseline, stored_local_baseline
@@ -105,7 +105,7 @@ def _alone(site: Site, header: Header) -> OpenedModel:
         made: list[str] = stored_local_baseline(site, header)[CUT]
         return open_cut(site.model, lambda index: store.get(made[index]), ())
     # Without one, it follows from the scores that were sent.
-    kept = kept_report(site, header, "scores")["report"]["blob_sha256"]
+    kept = stored_reply(site, header, "scores")["report"]["blob_sha256"]
     plan = site.model.plan
     scores = {
         index: unpack_scores(store.get(blob), job, site.settings.data.num_samples)

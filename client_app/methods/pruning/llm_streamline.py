@@ -14,7 +14,7 @@ from typing import Any
 from safetensors.torch import load, save
 from torch import Tensor
 
-from client_app.protocol.answer_once import answer_once, kept_report
+from client_app.protocol.answer_once import answer_once, stored_reply
 from client_app.protocol.calibration import answer_from_samples, samples_of
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation
 from client_app.protocol.local_baseline import make_local_baseline, stored_local_baseline
@@ -204,7 +204,7 @@ def _alone(site: Site, header: Header) -> OpenedModel:
         return open_streamlined(
             site.model, made["start"], _span(site), load(store.get(made["layer"]))
         )
-    (kept,) = kept_report(site, header, "cosines")["report"]["blob_sha256"]
+    (kept,) = stored_reply(site, header, "cosines")["report"]["blob_sha256"]
     cosines = read_statistics(store.get(kept))[COSINES]
     return open_streamlined(site.model, likest(cosines), _span(site), None)
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
-from client_app.protocol.answer_once import kept_report
+from client_app.protocol.answer_once import stored_reply
 from client_app.protocol.calibration import answer_from_samples
 from client_app.protocol.decided_blocks import NextBlock, make_own_masks
-from client_app.protocol.errors import mistakes_of_kernels
+from client_app.protocol.errors import kernel_errors
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation
 from client_app.protocol.local_baseline import stored_local_baseline
 from client_app.protocol.push import taken
@@ -71,7 +71,7 @@ def local_baseline(site: Site, request: MessageBody) -> MessageBody:
     def masks(samples: Tensor) -> Iterator[bytes]:
         job = site.settings.of(PooledPruningSettings)
         stream = BlockStream(site.model, site.computing)
-        with mistakes_of_kernels():
+        with kernel_errors():
             yield from map(pack_masks, pooled_masks(stream, [samples], job))
 
     return make_own_masks(site, request, masks)
@@ -94,8 +94,8 @@ def _own_masks(site: Site, header: Header) -> tuple[BlobStore, dict[str, str]]:
         return store, dict(zip(keys, stored_local_baseline(site, header)["masks"], strict=True))
     # Masks follow from the sums that were sent, so nothing is measured again.
     hashes = []
-    sent = kept_report(site, header, "sums")["report"]["blob_sha256"]
-    with mistakes_of_kernels():
+    sent = stored_reply(site, header, "sums")["report"]["blob_sha256"]
+    with kernel_errors():
         for block, blob in zip(site.model.plan.blocks, sent, strict=True):
             sums = unpack_sums(block, store.get(blob), job)
             masks = masks_by_sums(site.model, block, sums, job, site.computing.device)

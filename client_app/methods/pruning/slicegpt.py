@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from client_app.protocol.answer_once import answer_once, kept_report
+from client_app.protocol.answer_once import answer_once, stored_reply
 from client_app.protocol.calibration import samples_of
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation, require_own_text
 from client_app.protocol.local_baseline import make_local_baseline, stored_local_baseline
@@ -112,7 +112,7 @@ def _alone(site: Site, header: Header) -> OpenedModel:
     store = state.blobs(header.server_round)
     if site.settings.job.has_local_baseline:
         return _sliced(site, store, stored_local_baseline(site, header)[BASES])
-    hashes = kept_report(site, header, "moments")["report"]["blob_sha256"]
+    hashes = stored_reply(site, header, "moments")["report"]["blob_sha256"]
     # The bases are stored, because their eigendecompositions take long.
     # Computed at the first evaluation, and reused after.
     known = state.load(header.server_round, BASES)

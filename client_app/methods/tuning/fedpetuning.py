@@ -18,7 +18,7 @@ from torch import Tensor
 from client_app.methods.tuning.hetlora import SelfPruning
 from client_app.methods.tuning.round_adapters import begins_with, cache_of, keep_blobs
 from client_app.protocol.answer_once import answer_once
-from client_app.protocol.errors import mistakes_of_kernels
+from client_app.protocol.errors import kernel_errors
 from client_app.protocol.evaluation import (
     Evaluation,
     prepare_evaluation,
@@ -134,7 +134,7 @@ def _train(
     pruning = SelfPruning.of(site.settings, adapters, rank_limit)
     penalty = pruning.penalty if pruning is not None and pruning.regularisation > 0 else None
     training = _training(site, sent, beside, request.header.client, first_step, penalty)
-    with mistakes_of_kernels():
+    with kernel_errors():
         # 1. Train.
         tensors, outcome = training.run(start, first_step, steps)
         # The check is repeated after training: skipped steps contribute no tokens.
@@ -225,7 +225,7 @@ def _train_local_baseline(
     """Train for as many steps as in all rounds, and return the SHA-256 of each stored blob."""
     training = _training(site, adapters, beside, header.client)
     store = state.blobs(header.server_round)
-    with mistakes_of_kernels():
+    with kernel_errors():
         tensors, outcome = training.run(
             initial_values(site.model, adapters, site.settings.seed), 0, training.total_steps
         )

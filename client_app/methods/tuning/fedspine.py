@@ -22,7 +22,7 @@ from client_app.methods.tuning import fedpetuning, round_adapters
 from client_app.methods.tuning.personal_model import own_folder, write_own, write_own_encoder
 from client_app.protocol import client_state
 from client_app.protocol.answer_once import answer_once
-from client_app.protocol.errors import mistakes_of_kernels
+from client_app.protocol.errors import kernel_errors
 from client_app.protocol.evaluation import (
     Evaluation,
     prepare_evaluation,
@@ -160,7 +160,7 @@ def _train(site: Site, state: PrivateState, request: MessageBody, own: CutModel)
     # The check is repeated after training: skipped steps contribute no tokens.
     fedpetuning.require_enough(site, training, range(first_step, first_step + steps))
     numbers = measured_sequences(site, training, range(first_step, first_step + steps))
-    with mistakes_of_kernels():
+    with kernel_errors():
         # 1. Loss before training, with the weights of this round's start.
         loss_before = loss_of(training, start, numbers)
         # 2. Train; the observer sees each step's gradients.

@@ -24,7 +24,7 @@ MEASURED = "measured-units"
 """Name of a document that outlives rounds: hash of the importances behind each cut, by round."""
 
 
-def take_or_cut(site: Site, request: MessageBody) -> MessageBody:
+def answer_push(site: Site, request: MessageBody) -> MessageBody:
     """Answer a ``push``: the question of what to cut, or a part of the global adapters."""
     header = request.header
     if header.part > 0 or header.server_round > site.settings.federation.rounds:

@@ -18,7 +18,7 @@ from client_app.methods.tuning import fedpetuning, round_adapters
 from client_app.methods.tuning.personal_model import own_folder, write_own
 from client_app.protocol import client_state
 from client_app.protocol.answer_once import answer_once
-from client_app.protocol.errors import mistakes_of_kernels
+from client_app.protocol.errors import kernel_errors
 from client_app.protocol.evaluation import (
     Evaluation,
     prepare_evaluation,
@@ -145,8 +145,8 @@ def own_pruning_ratio(site: Site, header: Header | None) -> float:
     """
     job = site.settings.of(SftPSettings)
     # The owner's ratio has precedence over the run's.
-    if site.node.pruned_share:
-        return site.node.pruned_share
+    if site.node.pruning_ratio:
+        return site.node.pruning_ratio
     if header is not None and site.node.simulated:
         return job.pruning_ratio_of_client(header.client)
     return job.pruning_ratio
@@ -162,14 +162,14 @@ def own_target(site: Site, header: Header | None) -> int:
     try:
         return ResidualGates(site.model.plan).target(own_pruning_ratio(site, header), scope)
     except EspalierError as error:
-        if site.node.pruned_share:
+        if site.node.pruning_ratio:
             # The server gets a text without the owner's number.
-            raise InputError(f"pruned-share in --node-config: {error}", OUTWARD) from None
+            raise InputError(f"pruning-ratio in --node-config: {error}", OUTWARD) from None
         raise InputError(f"{site.settings.method}.{error}") from None
 
 
 OUTWARD = (
-    "pruned-share in --node-config: this site's model cannot lose what its owner chose; the node's"
+    "pruning-ratio in --node-config: this site's model cannot lose what its owner chose; the node's"
     " log says more"
 )
 
@@ -183,7 +183,7 @@ def require_ready(site: Site) -> None:
 
     The text that is sent to the server does not contain the ratio.
     """
-    if site.node.pruned_share:
+    if site.node.pruning_ratio:
         own_target(site, None)
 
 
@@ -220,7 +220,7 @@ def _train(site: Site, state: PrivateState, request: MessageBody, rank_limit: in
     # Only the embedding's moments continue; those of shared tensors are reset in every round.
     if "step" in own:
         moments[EMBEDDING] = {name: own[name] for name in ("exp_avg", "exp_avg_sq", "step")}
-    with mistakes_of_kernels():
+    with kernel_errors():
         tensors, outcome = training.masked(start, first_step, steps, moments)
     fedpetuning.require_enough(site, training, outcome.weighed)
     # 1. Private: embedding and moments stay here.
@@ -267,7 +267,7 @@ def _fit(site: Site, state: PrivateState, header: Header) -> None:
     training = _training(site, state, header)
     steps = site.settings.of(SftPSettings).late_steps
     fedpetuning.require_enough(site, training, range(steps))
-    with mistakes_of_kernels():
+    with kernel_errors():
         training.fitted(_pushed(site, header), steps)
     kept = {OWN: {EMBEDDING: training.embedding}}
     client_state.keep(state, client_state.CONDITIONING, header.server_round, kept)

@@ -70,7 +70,7 @@ def export_adapter(
     # peft has no place for other tensors that are trained whole.
     if beside := sorted(set(adapters.whole) - {HEAD_KEY}):
         raise ValueError(
-            f"{', '.join(beside)}: peft's file would leave out what is trained whole there"
+            f"{', '.join(beside)}: peft cannot store the modules that are trained as a whole there"
         )
     named = {}
     for index in sorted(adapters.blocks):

@@ -17,7 +17,7 @@ from espalier.hf.export.model import (
     write_card,
 )
 from espalier.hf.files.checkpoint import INDEX, SINGLE, Checkpoint, write_shard
-from espalier.hf.opening.model_files import copy_beside
+from espalier.hf.opening.model_files import copy_other_files
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.edits import Edits
 from espalier.hf.structured.export import architecture_of, best_form, config_of, write_beside
@@ -67,7 +67,7 @@ def export_encoder(
         write_shard(unfinished / SINGLE, specs, ((path, weight(path)) for path in specs))
         # A whole encoder keeps its files; a pruned one needs another configuration.
         if model.cut is None:
-            copy_beside(model.directory, unfinished, (INDEX,))
+            copy_other_files(model.directory, unfinished, (INDEX,))
             write_json(unfinished / "config.json", _labelled(model.config, name, classes))
         else:
             form = best_form(model)

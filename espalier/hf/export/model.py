@@ -20,7 +20,7 @@ from espalier.hf.files.checkpoint import (
     write_shard,
 )
 from espalier.hf.opening.disk_model import load_plain
-from espalier.hf.opening.model_files import copy_beside
+from espalier.hf.opening.model_files import copy_other_files
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import (
     FLOAT16_REMEDY,
@@ -65,7 +65,7 @@ def export_edited(model: OpenedModel, edits: Edits, target: Path, card: str = ""
         write_shards(specs, edited_tensors(model, specs, edits, "writing"), unfinished)
         # An index only fits sharded files, and the base's own only the tensors' names there.
         fits = model.is_as_stored and written.is_sharded
-        copy_beside(model.directory, unfinished, () if fits else (INDEX,))
+        copy_other_files(model.directory, unfinished, () if fits else (INDEX,))
         if not model.is_as_stored:
             write_json(unfinished / "config.json", model.config)
         write_card(unfinished, card)

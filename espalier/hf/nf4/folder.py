@@ -24,7 +24,7 @@ from espalier.hf.nf4.checkpoint import (
     stored_parts,
 )
 from espalier.hf.nf4.matrices import Nf4Matrix, quantise, require_quantisable, state_of, tables
-from espalier.hf.opening.model_files import copy_beside
+from espalier.hf.opening.model_files import copy_other_files
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.structured.configuration import STRUCTURE_FILE, plain_config
 from espalier.hf.structured.export import CODE
@@ -65,7 +65,7 @@ def write_quantised(model: OpenedModel, target: Path, double_quantisation: bool 
             quantised_specs(model, double_quantisation),
             _tensors(model, double_quantisation, dtype),
         )
-        copy_beside(model.directory, unfinished, WRITTEN_ANEW)
+        copy_other_files(model.directory, unfinished, WRITTEN_ANEW)
         write_json(unfinished / "config.json", config)
 
 

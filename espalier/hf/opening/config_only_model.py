@@ -15,7 +15,7 @@ from espalier.errors import InputError
 from espalier.hf.families import family_of, has_own_code
 from espalier.hf.files.checkpoint import INDEX, SINGLE, shard_header
 from espalier.hf.opening.config_file import CONFIG, explained, read_config
-from espalier.hf.opening.model_files import copy_beside
+from espalier.hf.opening.model_files import copy_other_files
 from espalier.hf.opening.opened import skeleton_of
 from espalier.hf.structured.configuration import STRUCTURE_FILE
 from espalier.messages.tensor_blobs import TensorSpec
@@ -23,7 +23,7 @@ from espalier.messages.tensor_blobs import TensorSpec
 STORED = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 """safetensors' name of each dtype that a configuration may name."""
 ANY_LABELS = 2
-"""Number of classes of an encoder's head, which is created anew for tuning anyway."""
+"""Number of classes of an encoder's head, which is newly initialised for tuning anyway."""
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def described(directory: Path) -> Iterator[Path]:
     # Only the header has content.
     header = shard_header(specs)
     with TemporaryDirectory(prefix="espalier-described-") as folder:
-        copy_beside(directory, Path(folder), (INDEX,))
+        copy_other_files(directory, Path(folder), (INDEX,))
         with open(Path(folder) / SINGLE, "wb") as file:
             file.write(header)
             # Extending the file makes a hole, which reads as zeros.

@@ -19,7 +19,7 @@ ON_THE_HUB = r"([\w.-]+/)?[\w.-]+"
 """Pattern of a model's name on the Hugging Face hub; a few old models have no owner."""
 
 
-def copy_beside(source: Path, target: Path, left_out: tuple[str, ...] = ()) -> None:
+def copy_other_files(source: Path, target: Path, left_out: tuple[str, ...] = ()) -> None:
     """Copy the files that belong to a model, except its weights.
 
     These are configuration, tokenizer, chat templates and licence. Other files are not copied:

@@ -14,7 +14,7 @@ from espalier.hf.export.model import edited_tensors, made_whole, write_card, wri
 from espalier.hf.families import SLICED, Family
 from espalier.hf.files.checkpoint import INDEX
 from espalier.hf.files.tensor_names import missing_tensor
-from espalier.hf.opening.model_files import copy_beside
+from espalier.hf.opening.model_files import copy_other_files
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.sliced import modeling_sliced
 from espalier.hf.stream.edits import dense
@@ -36,7 +36,7 @@ def export_sliced(model: OpenedModel, target: Path, card: str = "") -> None:
         specs = specs_of(model)
         write_shards(specs, edited_tensors(model, specs, dense, "writing"), unfinished)
         # The configuration is another one, so it is not copied.
-        copy_beside(model.directory, unfinished, (INDEX, "config.json", CODE.name))
+        copy_other_files(model.directory, unfinished, (INDEX, "config.json", CODE.name))
         write_json(unfinished / "config.json", model.config)
         shutil.copyfile(CODE, unfinished / CODE.name)
         write_card(unfinished, card)

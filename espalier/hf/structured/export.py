@@ -32,7 +32,7 @@ from espalier.hf.export.model import (
 from espalier.hf.families import STRUCTURED
 from espalier.hf.files.checkpoint import INDEX, StoredTensor
 from espalier.hf.files.dtypes import TORCH_DTYPES
-from espalier.hf.opening.model_files import copy_beside
+from espalier.hf.opening.model_files import copy_other_files
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits, dense
@@ -155,7 +155,7 @@ def write_beside(model: OpenedModel, folder: Path, form: Form, config: Mapping[s
     if the configuration names it.
     """
     # Files that describe the base's own structure are replaced.
-    copy_beside(model.directory, folder, (INDEX, "config.json", STRUCTURE_FILE, CODE.name))
+    copy_other_files(model.directory, folder, (INDEX, "config.json", STRUCTURE_FILE, CODE.name))
     write_json(folder / "config.json", dict(config))
     if form == "compact":
         assert model.structure is not None

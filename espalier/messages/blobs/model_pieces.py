@@ -107,7 +107,7 @@ class Manifest(Fields):
             FILES.fullmatch(name) for name in self.names
         ):
             raise ProtocolError(
-                "Manifest: a file has a name that no file of a model has, or files are not in order"
+                "Manifest: a file has an invalid file name, or files are not in order"
             )
         if any(
             size > MAX_BYTES_BESIDE_WEIGHTS

@@ -12,7 +12,7 @@ from espalier.settings.run import RunSettings
 WEIGHT = "weight"
 """Blob key and tensor name of the weight."""
 WITHHELD = ("samples", "damping")
-"""Fields of reports that follow from a client's data: with secure sums they are told as 0.
+"""Fields of reports that follow from a client's data: with secure sums they are reported as 0.
 
 The weight is a summand, and FedSpaLLM's damping is shown in the summary of other runs only.
 """

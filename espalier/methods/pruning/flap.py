@@ -115,7 +115,7 @@ def possible(key: str, blob: bytes, most: int) -> None:
             fits = fits and bool((energy <= tokens * MAX_INPUT**2).all())
         if not fits:
             raise ProtocolError(
-                f"{key} {linear}: a number is out of range, or none that inputs of a model have"
+                f"{key} {linear}: sums are out of range, or contradict the sums of squares"
             )
 
 

@@ -93,7 +93,7 @@ class LlmStreamlineSettings(SmallerSettings):
     )
 
     @model_validator(mode="after")
-    def _trains_as_others_do(self) -> "LlmStreamlineSettings":
+    def _training_is_valid(self) -> "LlmStreamlineSettings":
         try:
             _ = self.training
         except ValidationError as error:

@@ -22,8 +22,8 @@ from espalier.messages.parts import (
     Push,
     Reply,
     Report,
+    reports_samples,
     require_result_wanted,
-    tells_samples,
 )
 from espalier.messages.sums.summands import SumSpec, SumSpecs
 from espalier.messages.sums.summed_weights import most_weight, weight_specs
@@ -212,7 +212,7 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
     plan = plan_of()
     specs = moment_specs(plan, run)
-    tells = bool(specs) and tells_samples(run)
+    tells = bool(specs) and reports_samples(run)
 
     def check_report(report: MomentsReport) -> None:
         if (report.samples > 0) != tells:

@@ -453,7 +453,7 @@ METHOD = Row(
         "chooses a ratio and a rank for each client by its losses, and averages each row"
         " over the clients that kept it, weighted by the importance of each"
     ),
-    push="client_app.methods.tuning.fedspine_cut:take_or_cut",
+    push="client_app.methods.tuning.fedspine_cut:answer_push",
     dry_run="server_app.estimate.messages.tuning:DryFedSpine",
     work="server_app.estimate.work.tuning:Spined",
     outcome="server_app.artifacts.fedspine:RefinedOutcome",

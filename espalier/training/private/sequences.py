@@ -2,7 +2,7 @@
 
 from espalier.data.client_items import item_groups
 from espalier.data.client_text import group_field
-from espalier.data.data_protection import require_tokens, told_at_the_site
+from espalier.data.data_protection import redacted_errors, require_tokens
 from espalier.data.privacy_units import record_windows, require_records
 from espalier.data.tasks.encoding import Encoded
 from espalier.hf.opening.opened import OpenedModel
@@ -15,7 +15,7 @@ Records = list[list[int]]
 """Numbers of the sequences of each record or group."""
 
 
-@told_at_the_site
+@redacted_errors
 def private_sequences(
     settings: RunSettings, node: NodeSettings, model: OpenedModel, client: int
 ) -> tuple[Sequences, Records]:

@@ -52,7 +52,7 @@ def step_bytes(
     num_blocks = len(model.plan.blocks)
     reached = num_blocks if gated else num_blocks - min(adapters.blocks, default=num_blocks)
 
-    def of_few(blocks: int) -> int:
+    def bytes_of_blocks(blocks: int) -> int:
         skeleton = _skeleton(model, blocks, labels)
         head = list(head_parameters(family, skeleton).values()) if adapters.head else []
         trained = [*head]
@@ -73,7 +73,7 @@ def step_bytes(
         checkpoints = settings.training.gradient_checkpointing
         return _step(skeleton, family, trained, dtype, (batch_size, tokens), checkpoints)
 
-    return _of_many(of_few, num_blocks if gated else len(adapters.blocks), reached)
+    return _of_many(bytes_of_blocks, num_blocks if gated else len(adapters.blocks), reached)
 
 
 def _with_gradient(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ def whole_step_bytes(model: OpenedModel, dtype: torch.dtype, batch_size: int, to
     The measurement ends when the gradient of the loss is complete.
     """
 
-    def of_few(blocks: int) -> int:
+    def bytes_of_blocks(blocks: int) -> int:
         skeleton = _skeleton(model, blocks, None)
         chosen = [
             block.get_submodule(path).weight.requires_grad_(True)
@@ -95,16 +95,16 @@ def whole_step_bytes(model: OpenedModel, dtype: torch.dtype, batch_size: int, to
         ]
         return _step(skeleton, model.family, chosen, dtype, (batch_size, tokens), False)
 
-    return _of_many(of_few, len(model.plan.blocks), len(model.plan.blocks))
+    return _of_many(bytes_of_blocks, len(model.plan.blocks), len(model.plan.blocks))
 
 
-def _of_many(of_few: Callable[[int], int], present: int, blocks: int) -> int:
+def _of_many(bytes_of_blocks: Callable[[int], int], present: int, blocks: int) -> int:
     """Extrapolate to ``blocks`` from the bytes of few blocks, of which ``present`` can be traced."""
     least = min(FEW, present)
-    first = of_few(max(1, least))
+    first = bytes_of_blocks(max(1, least))
     if blocks <= least:
         return first
-    return first + (blocks - least) * (of_few(least + 1) - first)
+    return first + (blocks - least) * (bytes_of_blocks(least + 1) - first)
 
 
 def _skeleton(model: OpenedModel, blocks: int, labels: int | None) -> Any:

@@ -388,9 +388,9 @@ class FedSpaLLM(Method):
         """
         self.result.note_local_models([self._sampled[client] for client in clients], server_round)
         sampled = sorted({index for client in clients for index in self._sampled[client]})
-        self.run.progress.begin("folding", len(sampled))
+        self.run.progress.begin("aggregating", len(sampled))
         for index in sampled:
-            # Only clients that sampled the layer have a say on it.
+            # Only clients that sampled the layer contribute to it.
             senders = [client for client in clients if index in self._sampled[client]]
             block = self.plan.blocks[index]
             self.result.decide(block, server_round, folded(block, senders))

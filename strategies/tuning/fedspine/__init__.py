@@ -1,1 +1,1 @@
-"""FedSpine: devices prune and tune in turn, by a ratio and a rank of their own."""
+"""FedSpine: devices alternate pruning and tuning, by a ratio and a rank of their own."""

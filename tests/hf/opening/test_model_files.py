@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from espalier.hf.opening.model_files import copy_beside, public_name
+from espalier.hf.opening.model_files import copy_other_files, public_name
 
 BELONGS = [
     "config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer.model",
@@ -31,7 +31,7 @@ def test_known_files_are_copied_and_no_others(tmp_path: Path) -> None:
     (source / "additional_chat_templates" / "tool_use.jinja").write_text("a template")
     (source / "additional_chat_templates" / "draft.txt").write_text("a note")
     (source / "checkpoint-10" / "config.json").write_text("another model")
-    copy_beside(source, target)
+    copy_other_files(source, target)
     found = {
         file.relative_to(target).as_posix(): file.read_text()
         for file in target.rglob("*")
@@ -45,7 +45,7 @@ def test_what_is_left_out_is_not_copied(tmp_path: Path) -> None:
     (tmp_path / "target").mkdir()
     for name in ("config.json", "model.safetensors.index.json"):
         (tmp_path / name).touch()
-    copy_beside(tmp_path, tmp_path / "target", ("model.safetensors.index.json",))
+    copy_other_files(tmp_path, tmp_path / "target", ("model.safetensors.index.json",))
     assert [file.name for file in (tmp_path / "target").iterdir()] == ["config.json"]
 
 
@@ -57,7 +57,7 @@ def test_links_of_hub_cache_become_files(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
     blob.write_text("{}")
     (snapshot / "config.json").symlink_to(blob)
-    copy_beside(snapshot, target)
+    copy_other_files(snapshot, target)
     assert (target / "config.json").read_text() == "{}"
     assert not (target / "config.json").is_symlink()
 

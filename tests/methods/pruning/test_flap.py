@@ -251,11 +251,11 @@ class TestFlap(Promises):
             ),
             (
                 {"pruning__form": "plain"},
-                "pruning.form = 'plain': .*with selection = 'kind' all blocks stay alike",
+                "pruning.form = 'plain': .*to 'kind', with which they stay alike",
             ),
             (
                 {"pruning__form": "plain", "pruning__selection": "block"},
-                "pruning.form = 'plain': .*with selection = 'kind'",
+                "pruning.form = 'plain': .*set pruning.selection to 'kind'",
             ),
         ],
     )
@@ -293,7 +293,7 @@ class TestFlap(Promises):
             "completed",
             "completed",
         ]
-        words = "is out of range, or none that inputs of a model have"
+        words = "sums are out of range, or contradict the sums of squares"
         assert ("is not between 1 and" if spoilt == "no tokens" else words) in clients[1]["reason"]
 
     def test_more_tokens_than_requested_are_refused(self, bench: Bench) -> None:

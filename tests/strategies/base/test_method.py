@@ -1,4 +1,4 @@
-"""Members that a method may override: at most 15, and none derives from another method."""
+"""Members that a method may override: at most 16, and none derives from another method."""
 
 from espalier.settings.methods import METHODS, part
 from strategies.averaging.adapter_averager import Tuning

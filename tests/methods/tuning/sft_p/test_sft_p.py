@@ -77,7 +77,7 @@ class TestSftP(SftPRuns, PersonalPromises):
         for share, context in zip(
             (0.5173, 0.9473, 0.9673, 0.0), grid.contexts.values(), strict=True
         ):
-            context.node_config["pruned-share"] = share
+            context.node_config["pruning-ratio"] = share
         changes = own | {"sft_p__ratio_of": "model", "quorum": 0.5}
         document = summary(bench.run(grid, **changes))
         assert {client["status"] for client in document["clients"]} == {"completed"}

@@ -217,7 +217,7 @@ def test_real_site_ignores_ratios_by_client() -> None:
     )  # fmt: skip
     assert own_target(Site(config, NodeSettings()), header) == gates.target(0.3, "blocks")
     assert own_target(Site(config, simulated_node()), header) == gates.target(0.5, "blocks")
-    assert own_target(Site(config, NodeSettings(pruned_share=0.4)), header) == gates.target(
+    assert own_target(Site(config, NodeSettings(pruning_ratio=0.4)), header) == gates.target(
         0.4, "blocks"
     )
 
