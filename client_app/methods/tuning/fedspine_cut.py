@@ -20,7 +20,7 @@ from espalier.storage.client_state import PrivateState
 
 AGREED = "agreed-cut"
 """Name of a per-round document: hash of the blob with the cut."""
-MEASURED = "measured-units"
+MEASURED = "scored-groups"
 """Name of a document that outlives rounds: hash of the importances behind each cut, by round."""
 
 

@@ -69,7 +69,7 @@ def test_uncuttable_units_suggest_no_other_share(tmp_path: Path) -> None:
     ).plan
     with pytest.raises(
         EspalierError,
-        match="some competitions have nothing that can be removed, whatever the ratio",
+        match="some blocks have no removable groups, whatever the ratio",
     ):
         Groups.of(plan).reachable(StructuredSettings(pruning_ratio=0.1))
 

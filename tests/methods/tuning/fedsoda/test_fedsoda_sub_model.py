@@ -112,7 +112,7 @@ class TestFedSoda(FedSodaRuns):
             monkeypatch.setattr(sub_model, "manifest_of", of_another)
         else:
             write = sub_model.write_sub_model
-            wanted = "a file has a name that no file of a model has"
+            wanted = "a file has an invalid file name"
 
             def with_code(base: Any, kept: Any, target: Path, settings: Any) -> None:
                 write(base, kept, target, settings)
