@@ -33,8 +33,8 @@ from espalier.messages.enrolment import NO_MODEL, Enrolment, Refusal, refusal
 from espalier.messages.message import UNREAD, Kind, MessageBody, NoFields, failure, validate
 from espalier.messages.records import read, write
 from espalier.settings.libraries import require_libraries
-from espalier.settings.methods import METHODS, part
 from espalier.settings.node import claimed_name
+from espalier.settings.registry import METHODS, part
 from espalier.storage.activity import collect_old_work
 from espalier.storage.client_state import collect_old_runs
 

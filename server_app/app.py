@@ -26,8 +26,8 @@ from espalier.results.report.page import write_report
 from espalier.results.run_status import COMPLETED, FAILED, HOW_TO_TELL, RUNNING
 from espalier.settings.keys import changed
 from espalier.settings.libraries import require_tracking
-from espalier.settings.methods import METHODS, part
 from espalier.settings.node import NodeSettings
+from espalier.settings.registry import METHODS, part
 from espalier.settings.run import parse
 from espalier.storage.atomic import write_json
 from espalier.storage.client_state import remove_run

@@ -14,7 +14,7 @@ from espalier.hf.opening.base_check import (
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.tokenizer.rules import require_known_tokenizer
 from espalier.settings.libraries import require_libraries
-from espalier.settings.methods import METHODS, part
+from espalier.settings.registry import METHODS, part
 from espalier.settings.run import RunSettings
 from espalier.settings.tables.task import TEXT
 from server_app.public_tests import PublicTests

@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 import torch
 
-from espalier.settings.methods import METHODS
+from espalier.settings.registry import METHODS
 from tests.devices import DEVICES, tests_work_on, working_on
 from tests.toy_method.contract import METHOD as TOY
 

@@ -40,7 +40,7 @@ from espalier.methods.examples import (
     settings_for,
 )
 from espalier.models.plan import ModelPlan
-from espalier.settings.methods import METHODS
+from espalier.settings.registry import METHODS
 from espalier.settings.run import RunSettings, parse
 from espalier.storage.blobs import sha256
 

@@ -22,8 +22,8 @@ from espalier.methods.examples import PLAN
 from espalier.methods.pruning.fedspallm import FedSpaLLMSettings
 from espalier.models.adapters import adapter_plan
 from espalier.settings.keys import default_values, tables
-from espalier.settings.methods import METHODS
 from espalier.settings.node import NodeSettings, parse_node
+from espalier.settings.registry import METHODS
 from espalier.settings.run import RunSettings, parse
 from espalier.settings.table import Table
 from espalier.settings.tables.task import tasks

@@ -25,7 +25,7 @@ from benchmarks.reporting.rows import Rows
 from espalier.errors import InputError
 from espalier.launch.app import find_app
 from espalier.launch.configuration import configuration
-from espalier.settings.methods import METHODS
+from espalier.settings.registry import METHODS
 
 ROOT = Path(__file__).parents[2]
 WIDE = Shape(1536, 4096, 4, 12, 12)

@@ -22,7 +22,7 @@ from espalier.flower.programs import SUPERNODE_MODULE
 from espalier.hf.opening.opened import open_model
 from espalier.launch.app import find_app
 from espalier.launch.configuration import configuration
-from espalier.settings.methods import METHODS
+from espalier.settings.registry import METHODS
 from espalier.settings.run import parse
 from server_app.estimate.estimate import Plan
 from tests.processes.deployment import espalier, federation

@@ -42,7 +42,7 @@ from espalier.messages.tensor_blobs import pack_tensors
 from espalier.secure_sum.keys import Session, new_seed, private_key, public_bytes
 from espalier.secure_sum.neighbours import two_thirds
 from espalier.secure_sum.sharing import rebuilt
-from espalier.settings.methods import METHODS
+from espalier.settings.registry import METHODS
 from espalier.settings.run import RunSettings, parse
 from espalier.storage.blobs import BlobStore
 from server_app.estimate.messages.traffic import RunTraffic, unread_tests

@@ -5,7 +5,7 @@ from espalier.data.data_protection import not_allowed
 from espalier.data.sufficiency import require_enough, require_readable
 from espalier.errors import InputError
 from espalier.hf.opening.base_check import require_within_limits
-from espalier.settings.methods import METHODS, part
+from espalier.settings.registry import METHODS, part
 
 NO_MODEL_FROM_OUTSIDE = (
     "max-model-bytes: this site accepts no model from a run's server; its owner can allow it,"

@@ -53,7 +53,7 @@ from espalier.secure_sum.keys import (
     private_key,
     public_bytes,
 )
-from espalier.settings.methods import METHODS, part
+from espalier.settings.registry import METHODS, part
 from espalier.settings.tables.noise_share import NoiseShare
 from espalier.storage.blobs import sha256
 from espalier.storage.client_state import PrivateState

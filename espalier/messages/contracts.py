@@ -10,7 +10,7 @@ from espalier.messages.message import MessageBody, validate
 from espalier.messages.parts import last_rounds, require_round
 from espalier.messages.sums import secure_sum
 from espalier.models.plan import PlanOf
-from espalier.settings.methods import METHODS, part
+from espalier.settings.registry import METHODS, part
 from espalier.settings.run import RunSettings
 
 

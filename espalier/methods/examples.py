@@ -17,7 +17,7 @@ from espalier.messages.sums.secure_sum import KINDS as SECURE_KINDS
 from espalier.messages.sums.secure_sum import ConfirmOrder, MaskOrder, ShareOrder, UnmaskOrder
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.secure_sum.keys import SEALED_BYTES
-from espalier.settings.methods import METHODS, settings_of
+from espalier.settings.registry import METHODS, settings_of
 from espalier.settings.run import RunSettings, parse
 from espalier.settings.tables.task import TEXT
 

@@ -25,7 +25,7 @@ from espalier.methods.examples import (
 )
 from espalier.models.mask_generator import PREFIX
 from espalier.models.plan import ModelPlan
-from espalier.settings.methods import METHODS, settings_of
+from espalier.settings.registry import METHODS, settings_of
 from espalier.settings.run import parse
 from espalier.settings.tables.federation import WireDtype
 

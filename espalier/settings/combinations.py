@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from espalier.settings.keys import GENERAL, private_methods
-from espalier.settings.methods import METHODS, tables_of
+from espalier.settings.registry import METHODS, tables_of
 from espalier.settings.tables.data import CLASSIFICATION, OWN_TASKS, DataSettings
 from espalier.settings.tables.evaluation import BUILT_IN_TEXTS
 from espalier.settings.tables.federation import FederationSettings

@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from espalier.settings.methods import METHODS, all_tables, settings_of, tables_of
+from espalier.settings.registry import METHODS, all_tables, settings_of, tables_of
 from espalier.settings.shared_keys import TABLES, all_shared_keys, fields_by_key, shared_keys
 from espalier.settings.table import Table, unknown_key
 from espalier.settings.tables.data import (

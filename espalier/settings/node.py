@@ -18,7 +18,7 @@ from typing import Any, Literal
 from pydantic import Field, PrivateAttr, ValidationError, field_validator
 
 from espalier.errors import EspalierError, InputError
-from espalier.settings.methods import METHODS
+from espalier.settings.registry import METHODS
 from espalier.settings.table import Columns, Table, mistake_lines
 
 MIN_TOKENS = 2048

@@ -17,7 +17,7 @@ from espalier.settings.combinations import (
 )
 from espalier.settings.keys import GENERAL, flatten, keys_in_order, tables, unread_by_hand
 from espalier.settings.method import MethodSettings
-from espalier.settings.methods import METHODS, all_tables, settings_of, tables_of
+from espalier.settings.registry import METHODS, all_tables, settings_of, tables_of
 from espalier.settings.shared_keys import TABLES as SHARED_TABLES
 from espalier.settings.shared_keys import shared_keys
 from espalier.settings.table import mistake_lines, unknown_key

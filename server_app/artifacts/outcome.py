@@ -14,7 +14,7 @@ from espalier.evaluation.perplexity import mean_losses, perplexity
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import FLOAT16_REMEDY, BlockStream
 from espalier.hf.stream.edits import Edits, dense
-from espalier.settings.methods import METHODS, part
+from espalier.settings.registry import METHODS, part
 from server_app.public_tests import PublicTests
 from server_app.report.summary import Summary
 from strategies.base.run import Run

@@ -15,7 +15,7 @@ from espalier.amounts import count, duration
 from espalier.amounts import size as as_size
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.message import Kind
-from espalier.settings.methods import METHODS, part
+from espalier.settings.registry import METHODS, part
 from espalier.settings.run import RunSettings
 from server_app.estimate.messages.dry_run import Case
 from server_app.estimate.messages.traffic import RunTraffic, Traffic, unread_tests

@@ -25,7 +25,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.privacy.guarantee import guarantee_of
 from espalier.privacy.guarantee import in_words as guarantee_in_words
 from espalier.results.base_chain import chain_of, in_words, printable
-from espalier.settings.methods import METHODS, tables_of
+from espalier.settings.registry import METHODS, tables_of
 from espalier.settings.run import RunSettings
 from espalier.settings.tables.task import TEXT
 from server_app.report.summary import versions

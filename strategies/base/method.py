@@ -14,7 +14,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.local_baseline import BaselineOrder
 from espalier.messages.message import Fields, MessageBody, NoFields
 from espalier.messages.parts import PartRequest
-from espalier.settings.methods import METHODS, part
+from espalier.settings.registry import METHODS, part
 from espalier.settings.run import RunSettings
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox

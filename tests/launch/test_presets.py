@@ -9,7 +9,7 @@ import pytest
 from espalier.cli.command import main
 from espalier.errors import InputError
 from espalier.launch.presets import preset_files, read_preset
-from espalier.settings.methods import METHODS
+from espalier.settings.registry import METHODS
 
 APP = Path(__file__).parents[2]
 

@@ -1,6 +1,6 @@
 """Places of the pages of methods."""
 
-from espalier.settings.methods import METHODS
+from espalier.settings.registry import METHODS
 
 
 def page_of(method: str) -> str:

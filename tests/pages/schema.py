@@ -10,7 +10,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from espalier.settings.keys import as_text, choices_of, keys_of_table, tables
-from espalier.settings.methods import METHODS, settings_of, tables_of
+from espalier.settings.registry import METHODS, settings_of, tables_of
 from espalier.settings.shared_keys import all_shared_keys, fields_by_key, shared_keys
 from espalier.settings.table import Table
 from espalier.settings.tables.federation import OF_THE_METHOD, FederationSettings

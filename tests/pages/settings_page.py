@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from espalier.settings.keys import as_text, concerns
-from espalier.settings.methods import METHODS
 from espalier.settings.node import NodeSettings
+from espalier.settings.registry import METHODS
 from tests.pages.keyword_types import FILE, keywords_module
 from tests.pages.method_pages import page_of
 from tests.pages.schema import Key, keys_of, tables_of_a_run

@@ -17,8 +17,8 @@ from espalier.launch.presets import preset_files
 from espalier.messages.sums.secure_sum import KINDS as SECURE_KINDS
 from espalier.methods.examples import KINDS, is_sent
 from espalier.methods.privacy_table import privacy_table
-from espalier.settings.methods import METHODS, settings_of
 from espalier.settings.node import NodeSettings
+from espalier.settings.registry import METHODS, settings_of
 from tests.pages.method_pages import page_of
 from tests.pages.schema import keys_of, keys_of_a_run, tables_of_a_run
 

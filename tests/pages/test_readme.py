@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from espalier.settings.methods import METHODS
+from espalier.settings.registry import METHODS
 from tests.pages.method_pages import page_of
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ import client_app.app
 import server_app.app
 from client_app.policy.approval_command import decide, waiting_in
 from espalier.launch.configuration import configuration
-from espalier.settings import methods
+from espalier.settings import registry
 from espalier.storage.hash_chain import chain_check
 from tests.bench import home, private_text
 from tests.in_process import FakeTime, InProcessGrid
@@ -228,7 +228,7 @@ ALWAYS = ("fedpetuning", "fedprllm", "fedspine")
 
 
 def test_every_method_has_a_run() -> None:
-    assert METHODS.keys() == methods.METHODS.keys()
+    assert METHODS.keys() == registry.METHODS.keys()
 
 
 @pytest.mark.parametrize(

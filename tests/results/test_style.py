@@ -16,7 +16,7 @@ from espalier.results.style import (
     save_figure,
     series_look,
 )
-from espalier.settings.methods import METHODS
+from espalier.settings.registry import METHODS
 
 
 def test_each_method_has_a_look_of_its_own() -> None:

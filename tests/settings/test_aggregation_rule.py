@@ -3,7 +3,7 @@
 import pytest
 
 from espalier.errors import InputError
-from espalier.settings.methods import METHODS, settings_of
+from espalier.settings.registry import METHODS, settings_of
 from espalier.settings.run import parse
 from espalier.settings.tables.federation import NO_LIMIT, FederationSettings
 

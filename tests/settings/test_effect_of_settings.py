@@ -10,7 +10,7 @@ from espalier.methods.pruning.fedprllm import FedPrLLMSettings
 from espalier.methods.tuning.adapters.settings import AdapterAveraging
 from espalier.methods.tuning.hetlora import HetLoRASettings
 from espalier.settings.keys import changed
-from espalier.settings.methods import METHODS, all_tables, settings_of, tables_of
+from espalier.settings.registry import METHODS, all_tables, settings_of, tables_of
 from espalier.settings.run import NOT_PART_OF_THE_RESULT, RunSettings, parse
 from espalier.settings.shared_keys import TABLES, all_shared_keys, shared_keys
 from tests.settings.default_settings import DEFAULTS, flat, mistake_lines

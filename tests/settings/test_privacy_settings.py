@@ -6,8 +6,8 @@ import pytest
 
 from espalier.errors import EspalierError
 from espalier.settings.keys import private_methods, unread
-from espalier.settings.methods import METHODS
 from espalier.settings.node import parse_node
+from espalier.settings.registry import METHODS
 from espalier.settings.run import parse
 
 PRIVATE = {

@@ -8,7 +8,7 @@ import espalier
 from espalier.errors import EspalierError
 from espalier.methods.pruning.fedprllm import FedPrLLMSettings
 from espalier.settings.keys import changed
-from espalier.settings.methods import METHODS, Row
+from espalier.settings.registry import METHODS, Row
 from espalier.settings.run import RunSettings, parse
 from tests.settings.default_settings import DEFAULTS, PYPROJECT, mistake_lines
 

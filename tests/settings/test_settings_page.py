@@ -12,8 +12,8 @@ from espalier.launch.configuration import _pair
 from espalier.launch.presets import preset_files
 from espalier.methods.tuning.hetlora import HetLoRASettings
 from espalier.settings.keys import as_text, default_values
-from espalier.settings.methods import METHODS, settings_of
 from espalier.settings.node import NodeSettings
+from espalier.settings.registry import METHODS, settings_of
 from tests.pages.schema import Key, keys_of, keys_of_a_run
 from tests.pages.settings_page import BEGIN, END, settings_page, with_app_config
 from tests.toy_method.contract import METHOD as TOY

@@ -9,7 +9,7 @@ from espalier.messages.parts import Reply, contracts_of, values_within
 from espalier.messages.tensor_blobs import TensorSpec, unpack_tensors
 from espalier.models.plan import ModelPlan
 from espalier.settings.method import MethodSettings
-from espalier.settings.methods import Row
+from espalier.settings.registry import Row
 from espalier.settings.run import RunSettings
 
 

@@ -33,7 +33,7 @@ from espalier.secure_sum.confirmation import LIST_TAG_BYTES
 from espalier.secure_sum.keys import SEALED_BYTES, SEED_BYTES
 from espalier.secure_sum.neighbours import Neighbourhood, neighbourhood, two_thirds
 from espalier.settings.combinations import LEAST_OF_A_SUM, MOST_OF_A_SUM
-from espalier.settings.methods import METHODS
+from espalier.settings.registry import METHODS
 from espalier.settings.run import RunSettings
 
 LABEL = b"espalier: a site says its keys of a secure sum (1)\n"

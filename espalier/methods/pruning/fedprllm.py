@@ -24,8 +24,8 @@ from espalier.messages.parts import Reply
 from espalier.messages.sums.summands import SumSpecs
 from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.models.plan import BlockPlan, ModelPlan, PlanOf, block_key
-from espalier.settings.methods import Row
 from espalier.settings.pruning import MASKS_HAVE_NO_NOISE, Group, MaskingSettings
+from espalier.settings.registry import Row
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
 

@@ -21,8 +21,8 @@ from espalier.messages.sums.summands import SumSpec, SumSpecs
 from espalier.messages.tensor_blobs import TensorSpec
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan, PlanOf, block_key
 from espalier.settings.method import numbers_of_clients, of_client
-from espalier.settings.methods import Row
 from espalier.settings.pruning import MASKS_HAVE_NO_NOISE, PruningSettings
+from espalier.settings.registry import Row
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
 from espalier.settings.tables.federation import FederationSettings

@@ -21,8 +21,8 @@ from espalier.methods.pruning import pooled_pruning
 from espalier.methods.pruning.pooled_pruning import COUNT, squares_name
 from espalier.models.plan import ModelPlan, PlanOf, block_key
 from espalier.models.structure import ADDED_BIASES
-from espalier.settings.methods import Row
 from espalier.settings.pruning import StructuredSettings
+from espalier.settings.registry import Row
 from espalier.settings.run import RunSettings
 from pruning_kernels.fixed_point import as_floats, is_possible
 

@@ -27,8 +27,8 @@ from espalier.models.groups import Cut, Groups
 from espalier.models.plan import ModelPlan, PlanOf, block_key
 from espalier.models.structure import GROUP_KINDS, sizes_of
 from espalier.models.triangles import ROUNDING, are_inner_products, triangle_size
-from espalier.settings.methods import Row
 from espalier.settings.pruning import Selection, StructuredSettings
+from espalier.settings.registry import Row
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
 from espalier.settings.tables.federation import FederationSettings

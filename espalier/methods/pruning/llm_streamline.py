@@ -33,8 +33,8 @@ from espalier.messages.parts import (
 )
 from espalier.messages.tensor_blobs import TensorSpec, wire_specs
 from espalier.models.plan import BlockPlan, ModelPlan, PlanOf
-from espalier.settings.methods import Row
 from espalier.settings.pruning import SmallerSettings, ratio_field
+from espalier.settings.registry import Row
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
 from espalier.settings.tables.federation import FederationSettings

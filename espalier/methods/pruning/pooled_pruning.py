@@ -26,8 +26,8 @@ from espalier.messages.sums.summands import WIDE_BITS, WORD_BITS, SumSpec, SumSp
 from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.models.plan import BlockPlan, ModelPlan, PlanOf, block_key
 from espalier.models.structure import COLUMNS
-from espalier.settings.methods import Row
 from espalier.settings.pruning import MaskingSettings
+from espalier.settings.registry import Row
 from espalier.settings.run import RunSettings
 from espalier.settings.tables.federation import FederationSettings, largest_trim
 from espalier.settings.tables.lora import LoraSettings

@@ -31,7 +31,7 @@ from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.models.plan import ModelPlan, PlanOf, block_key
 from espalier.models.triangles import ROUNDING, are_inner_products, diagonal_of, triangle_size
 from espalier.settings.method import PublicTextSettings
-from espalier.settings.methods import Row
+from espalier.settings.registry import Row
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
 from espalier.settings.tables.federation import FederationSettings

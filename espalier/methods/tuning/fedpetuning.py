@@ -7,7 +7,7 @@ from pydantic import Field
 from espalier.methods.tuning.adapters.settings import AdapterAveraging, folding_faults
 from espalier.methods.tuning.adapters.summands import summands
 from espalier.models.adapters import FACTORS
-from espalier.settings.methods import Row
+from espalier.settings.registry import Row
 from espalier.settings.run import RunSettings
 from espalier.settings.tables.federation import BY_COORDINATE, FederationSettings
 from espalier.settings.tables.lora import LoraSettings

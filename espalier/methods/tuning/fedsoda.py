@@ -32,7 +32,7 @@ from espalier.methods.tuning.adapters.values import Values
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.models.plan import ModelPlan, PlanOf
 from espalier.settings.method import PublicTextSettings
-from espalier.settings.methods import Row
+from espalier.settings.registry import Row
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
 from espalier.settings.tables.federation import FederationSettings

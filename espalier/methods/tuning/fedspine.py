@@ -30,8 +30,8 @@ from espalier.models.adapters import AdapterPlan
 from espalier.models.groups import Groups
 from espalier.models.plan import ModelPlan, PlanOf
 from espalier.models.structure import structured_plan
-from espalier.settings.methods import Row
 from espalier.settings.pruning import CutSettings, PersonalModelSettings, ratio_field
+from espalier.settings.registry import Row
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
 from espalier.settings.tables.federation import FederationSettings

@@ -23,8 +23,8 @@ from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.models.mask_generator import GeneratorShape
 from espalier.models.plan import ModelPlan, PlanOf
 from espalier.settings.method import numbers_of_clients, of_client
-from espalier.settings.methods import Row
 from espalier.settings.pruning import PersonalModelSettings, ratio_field
+from espalier.settings.registry import Row
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
 from espalier.settings.tables.federation import FederationSettings

@@ -26,7 +26,7 @@ from espalier.results.report.usage import snippets_of
 from espalier.results.report.verdict import verdict
 from espalier.results.run_status import run_status
 from espalier.results.speed import measured_rows
-from espalier.settings.methods import METHODS
+from espalier.settings.registry import METHODS
 from espalier.storage.atomic import write_bytes
 
 FILE = "report.html"

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from espalier.settings.methods import part
+from espalier.settings.registry import part
 from espalier.settings.table import Table
 
 CHAT_TEMPLATES = {

@@ -9,7 +9,7 @@ import torch
 
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.message import Kind
-from espalier.settings.methods import METHODS, part
+from espalier.settings.registry import METHODS, part
 from espalier.settings.run import RunSettings
 from espalier.settings.tables.task import TEXT
 from server_app.estimate.messages.dry_run import Case, DryRun, Exchange

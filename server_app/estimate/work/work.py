@@ -4,8 +4,8 @@ from abc import ABC, abstractmethod
 from collections import Counter
 
 from espalier.models.plan import ModelPlan
-from espalier.settings.methods import METHODS
 from espalier.settings.pruning import PersonalModelSettings
+from espalier.settings.registry import METHODS
 from espalier.storage.client_state import ROUNDS_KEPT
 from server_app.artifacts.outcome import A_FEW
 from server_app.estimate.messages.traffic import USUAL_SAMPLES, RunTraffic

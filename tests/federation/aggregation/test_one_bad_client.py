@@ -18,7 +18,7 @@ from espalier.messages.message import MessageBody
 from espalier.messages.parts import MAX_SAMPLES
 from espalier.methods.pruning.pooled_pruning import COUNT, FRACTION_BITS
 from espalier.models.structure import ADDED_BIASES
-from espalier.settings.methods import METHODS
+from espalier.settings.registry import METHODS
 from espalier.settings.run import parse
 from pruning_kernels.fixed_point import bound, from_words, to_words
 from pruning_kernels.groups.fluctuation import Moments

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.settings.methods import METHODS
+from espalier.settings.registry import METHODS
 from tests.bench import EVALUATED, Bench, private_text
 from tests.devices import pretended
 from tests.tiny_model import save_tiny_llama

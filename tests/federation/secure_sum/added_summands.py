@@ -19,7 +19,7 @@ from client_app.summands.plain_blob import PlainBlob
 from espalier.messages.message import MessageBody
 from espalier.messages.sums.summands import Numbers, SumSpecs, add_to, pack
 from espalier.messages.tensor_blobs import pack_tensors
-from espalier.settings.methods import METHODS, part
+from espalier.settings.registry import METHODS, part
 from espalier.storage.blobs import BlobStore
 from strategies.base.inbox import Inbox
 from strategies.base.method import FoldsSums, Method

@@ -18,7 +18,7 @@ from espalier.methods.examples import plan_of, settings_for
 from espalier.methods.pruning.slicegpt import moment_scale
 from espalier.methods.tuning.adapters.summands import VALUE_EXPONENT, value_scale
 from espalier.models.plan import ModelPlan
-from espalier.settings.methods import METHODS
+from espalier.settings.registry import METHODS
 from espalier.settings.run import parse
 from pruning_kernels.bounded_fixed_point import signed_bits
 from server_app.artifacts import personal_models

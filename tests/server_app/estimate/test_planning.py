@@ -20,7 +20,7 @@ from espalier.hf.whole.adapters import put_in
 from espalier.hf.whole.model import load_whole
 from espalier.methods.tuning.adapters.tensors import trained
 from espalier.settings.keys import default_values
-from espalier.settings.methods import METHODS
+from espalier.settings.registry import METHODS
 from espalier.settings.run import parse
 from server_app.estimate.command import main
 from server_app.estimate.estimate import Plan, Speeds

@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from espalier.hf.opening.opened import OpenedModel
-from espalier.settings.methods import METHODS
+from espalier.settings.registry import METHODS
 from espalier.settings.run import parse
 from espalier.settings.tables.data import DataSettings
 from server_app.report.model_card import SOURCES, adapter_card, merged_card, pruned_card

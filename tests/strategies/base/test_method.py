@@ -1,6 +1,6 @@
 """Members that a method may override: at most 16, and none derives from another method."""
 
-from espalier.settings.methods import METHODS, part
+from espalier.settings.registry import METHODS, part
 from strategies.averaging.adapter_averager import Tuning
 from strategies.base.method import Method
 from strategies.masks import Masking

@@ -6,7 +6,7 @@ import pytest
 
 from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel
-from espalier.settings.methods import METHODS
+from espalier.settings.registry import METHODS
 from espalier.settings.run import parse
 from strategies.base.method import require_fit
 from tests.hf.tiny_models import MIXTURES, save_model, tiny_config

@@ -12,7 +12,7 @@ from benchmarks.fuzz.targets import targets
 from espalier.errors import InputError
 from espalier.messages.sums.secure_sum import KINDS as SECURE_KINDS
 from espalier.methods.privacy_table import privacy_table
-from espalier.settings.methods import METHODS
+from espalier.settings.registry import METHODS
 from tests.toy_method.contract import METHOD as TOY
 
 NAMES = (
