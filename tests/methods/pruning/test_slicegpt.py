@@ -273,7 +273,7 @@ class TestSliceGpt(Promises):
     def test_empty_width_is_refused_early(self, bench: Bench) -> None:
         words = (
             r"slicegpt.width-pruning-ratio = 0.8: of a residual stream of width 16 no multiple of 4 would stay;"
-            r" lower width-pruning-ratio or mul"
+            r" lower it, or slicegpt.multiple"
         )
         with pytest.raises(EspalierError, match=words):
             bench.run(slicegpt__width_pruning_ratio=0.8)
