@@ -93,6 +93,14 @@ def test_verdict_on_a_smaller_model(tmp_path: Path) -> None:
     assert "2 of 2 clients took part to the end; a client sent 100 B on average" in text
 
 
+def test_values_that_look_alike_are_called_alike(tmp_path: Path) -> None:
+    """Values are compared as they are shown."""
+    values = {"dense": 40.001, "federated": 40.002, "local_baseline": 40.004}
+    text = sentences(write_run(tmp_path / "run", metrics=[metric("perplexity", "wiki", **values)]))
+    assert "40.00 with the federated result and 40.00 with the dense model: unchanged." in text
+    assert "It is as good as what clients get without the others (40.00)." in text
+
+
 @pytest.mark.parametrize(
     ("now", "expected"),
     [

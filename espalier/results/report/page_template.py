@@ -53,11 +53,12 @@ PAGE = """\
 {% if figures.models %}<figure>{{ figures.models }}</figure>{% endif %}
 <div>
 <div class="scroll"><table>
-{{ head([""] + columns.values() | list) }}
-<tbody>{% for one in comparisons %}<tr>
-<td>{{ one.title }}<span class="small">{{ "lower" if one.quality.lower_is_better else "higher" }} is better
-{%- if one.quality.chance is not none %}; chance {{ one.quality.chance | number(one.digits) }}{% endif %}</span></td>
-{% for column in columns %}<td>{{ scores(one, column) }}</td>{% endfor %}
+<thead><tr><th></th>{% for one in comparisons %}
+<th>{{ one.title }}<span class="small">{{ "lower" if one.quality.lower_is_better else "higher" }} is better
+{%- if one.quality.chance is not none %}; chance {{ one.quality.chance | number(one.digits) }}{% endif %}</span></th>
+{% endfor %}</tr></thead>
+<tbody>{% for column, name in columns.items() %}<tr class="{{ column }}"><td>{{ name }}</td>
+{% for one in comparisons %}<td>{{ scores(one, column) }}</td>{% endfor %}
 </tr>{% endfor %}</tbody>
 </table></div>
 <p class="soft">Dense is the base model. The local baseline is what a client gets without the others,

@@ -45,13 +45,16 @@ def main_of(comparisons: Sequence[Comparison]) -> Comparison:
 def _quality(measured: Sequence[Comparison]) -> str:
     first = main_of(measured)
     before, after = (first.values[column].value for column in ("dense", "federated"))
-    words = {True: "better", False: "worse", None: "unchanged"}[first.is_better]
     shown = [f"{value:,.{first.digits}f}" for value in (before, after)]
+    differs = shown[0] != shown[1]
+    words = {True: "better", False: "worse", None: "unchanged"}[
+        first.is_better if differs else None
+    ]
     sentence = (
         f"{first.title} is {shown[1]} with the federated result and {shown[0]} with the dense"
         f" model: {words}"
     )
-    if before and first.is_better is not None:
+    if before and differs:
         sentence += f" by {abs(after / before - 1):.1%}"
     if _overlap(first):
         sentence += ", but the intervals of both overlap"
@@ -80,8 +83,9 @@ def _beside_baselines(main: Comparison) -> Iterator[str]:
         if column not in main.values:
             continue
         value = main.values[column].value
-        if value == federated:
-            words = "equal to"
+        # As they are shown, so that no sentence calls a value better than itself.
+        if f"{value:.{main.digits}f}" == f"{federated:.{main.digits}f}":
+            words = "as good as"
         else:
             is_better = (federated < value) == main.quality.lower_is_better
             words = "better than" if is_better else "worse than"
