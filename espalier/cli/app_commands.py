@@ -7,6 +7,8 @@ exit code.
 import argparse
 import json
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from espalier.errors import EspalierError, InputError
@@ -15,7 +17,7 @@ from espalier.launch.addresses import require_address, warn_of_answering_control
 from espalier.launch.app import calls, find_app, installed_app, run_in_app
 from espalier.launch.child_processes import take_interrupts
 from espalier.launch.configuration import configuration
-from espalier.launch.presets import preset_files
+from espalier.launch.presets import preset_files, read_preset
 
 MIN_SPEED = 1e-6
 MAX_SPEED = 1e9
@@ -36,23 +38,38 @@ def add_words(parser: argparse.ArgumentParser, text: str) -> None:
 def complete_words(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
     """Return the presets and ``key=`` words, or the values of the key that ``prefix`` names.
 
-    A shell asks for them after ``eval "$(register-python-argcomplete espalier)"``.
+    After a preset or ``method=`` they are those that the method reads. A shell asks for them after
+    ``eval "$(register-python-argcomplete espalier)"``.
     """
     # Only a shell that asks for completions needs the settings.
-    from espalier.settings.keys import choices
+    from espalier.settings.keys import choices, choices_of_method
 
-    keys = choices()
+    given = getattr(parsed_args, "words", None) or []
+    try:
+        app = find_app(parsed_args.app)
+        presets = list(preset_files(app))
+        method = _method_of(given, app)
+    except EspalierError:
+        presets, method = [], ""
+    keys = choices_of_method(method) if method else choices()
     name, equals, _value = prefix.partition("=")
     if equals:
         values = keys.get(name, ())
         # ``json.dumps`` writes ``true`` and ``false`` as TOML does.
         texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
         return [f"{name}={text}" for text in texts]
-    try:
-        presets = list(preset_files(find_app(parsed_args.app)))
-    except EspalierError:
-        presets = []
-    return [*presets, *(f"{key}=" for key in keys)]
+    has_preset = any("=" not in word for word in given)
+    return [*([] if has_preset else presets), *(f"{key}=" for key in keys)]
+
+
+def _method_of(words: Sequence[str], app: Path) -> str:
+    """Return the method that words of a run choose; empty if they choose none."""
+    from espalier.settings.registry import METHODS
+
+    named = [word.removeprefix("method=") for word in words if word.startswith("method=")]
+    presets = [read_preset(app, word).get("method", "") for word in words if "=" not in word]
+    method = ["", *presets, *named][-1]
+    return method if method in METHODS else ""
 
 
 def add_app_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

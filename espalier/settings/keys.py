@@ -5,6 +5,7 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
+from espalier.settings.pruning import AUTO, CutSettings
 from espalier.settings.registry import METHODS, all_tables, settings_of, tables_of
 from espalier.settings.shared_keys import TABLES, all_shared_keys, fields_by_key, shared_keys
 from espalier.settings.table import Table, unknown_key
@@ -223,6 +224,26 @@ def choices() -> dict[str, tuple[Any, ...]]:
     kinds: dict[str, type[Table]] = {"": TopSettings, **tables()}
     names = {key: key.rpartition(".") for key in default_values()}
     return {key: choices_of(kinds[table], name) for key, (table, _, name) in names.items()}
+
+
+def choices_of_method(method: str) -> dict[str, tuple[Any, ...]]:
+    """Return all allowed values of every dotted key that a method reads, as ``choices`` does."""
+    own = settings_of(method)
+    # Keys that are unread because of another key's value would be read with another value.
+    unread_keys = {key for key, (why, _) in unread({"method": method}).items() if why == "method"}
+    found = {}
+    for key, values in choices().items():
+        table, _, name = key.rpartition(".")
+        if not concerns(key, method) or key in unread_keys:
+            continue
+        if shared_keys(own).get(name) == table:
+            values = choices_of(own, name)
+            if issubclass(own, CutSettings) and name == "selection":
+                values = (AUTO, *own.SELECTIONS)
+        elif table == "federation" and name in OF_THE_METHOD:
+            values = (OF_THE_METHOD[name][0], *_possible(method, FederationSettings, name))
+        found[key] = values
+    return found
 
 
 def as_text(value: Any) -> str:

@@ -31,6 +31,20 @@ def test_presets_and_keys_are_offered() -> None:
     assert {"fedprllm", "fedot", "two-sites", "num-clients=", "pruning.sparsity="} <= set(words)
 
 
+@pytest.mark.parametrize("words", [["flap"], ["method=flap"], ["fedprllm", "method=flap"]])
+def test_after_a_method_its_keys_and_values_are_offered(words: list[str]) -> None:
+    given = Namespace(app=APP, words=words)
+    offered = set(complete_words("", given))
+    assert {"pruning.ratio=", "flap.bias-compensation=", "num-clients="} <= offered
+    assert not offered & {"pruning.sparsity=", "fedprllm.ties=", "lora.rank=", "federation.rounds="}
+    assert ("llm-pruner" in offered) == (words == ["method=flap"]), "one preset is enough"
+    selections = complete_words("pruning.selection=", given)
+    assert [text.partition("=")[2] for text in selections] == ["auto", "global", "block", "kind"]
+    rules = complete_words("federation.aggregation-rule=", given)
+    assert rules[0] == "federation.aggregation-rule=auto"
+    assert "federation.aggregation-rule=median" in rules
+
+
 def test_without_an_app_keys_are_offered(tmp_path: Path) -> None:
     words = complete_words("", Namespace(app=str(tmp_path)))
     assert "num-clients=" in words
