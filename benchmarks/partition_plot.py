@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, get_args
 from espalier.data.files.corpus_index import open_corpus
 from espalier.data.partition import Kind, Partition
 from espalier.data.tasks.catalogue import TASKS, task_named
-from espalier.data.tasks.reading import items_in
+from espalier.data.tasks.task_source import items_in
 from espalier.errors import EspalierError
 from espalier.results.style import OKABE_ITO, STUDY_WIDTH, new_figure, save_figure
 

@@ -12,7 +12,7 @@ from espalier.errors import EspalierError, InputError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from espalier.hf.opening.opened import OpenedModel
+    from espalier.hf.opening.opened_model import OpenedModel
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "model": {"required": True, "help": "directory of a Hugging Face model"},

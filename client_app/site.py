@@ -18,7 +18,7 @@ from espalier.data.data_protection import require_groups
 from espalier.environment.hub_models import cached_model, download_model, hub_name
 from espalier.environment.paths import DEMO
 from espalier.errors import EspalierError, InputError
-from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.hf.opening.opened_model import OpenedModel, open_model
 from espalier.hf.tokenizer.downloaded_model import open_downloaded
 from espalier.identity.code_hash import code_sha256
 from espalier.messages.contract import Contract

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pruning_kernels.compiled import WORTH_COMPILING, use_threads_of_torch
+from pruning_kernels.compiler import WORTH_COMPILING, use_threads_of_torch
 from pruning_kernels.selection.scores import NotFiniteError
 from pruning_kernels.selection.selection import select_number
 

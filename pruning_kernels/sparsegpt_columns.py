@@ -8,7 +8,7 @@ import numpy as np
 from numba import prange
 from numpy.typing import NDArray
 
-from pruning_kernels.compiled import compiled
+from pruning_kernels.compiler import compiled
 
 STRIP = 128
 """Number of columns that are updated together in a loop of fixed length, without a branch.

@@ -17,7 +17,7 @@ from espalier.flower.shared_nodes import is_simulation, with_enough_nodes
 from espalier.hf.export.model import ExportError
 from espalier.hf.machine.computing import set_up
 from espalier.hf.opening.base_check import require_within_limits
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.identity.site_keys import public_keys
 from espalier.progress import Pace, heard_by
 from espalier.results.finished_run import open_run

@@ -11,7 +11,7 @@ from espalier.hf.opening.base_check import (
     require_same_encoder,
     require_same_logits,
 )
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.tokenizer.rules import require_known_tokenizer
 from espalier.settings.libraries import require_libraries
 from espalier.settings.registry import METHODS, part

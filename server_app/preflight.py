@@ -16,7 +16,7 @@ from espalier.data.files.hub import CANNOT_BE_LOADED
 from espalier.errors import EspalierError, InputError
 from espalier.hf.machine.computing import set_up
 from espalier.hf.opening.base_check import require_within_limits
-from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.hf.opening.opened_model import OpenedModel, open_model
 from espalier.progress import Pace, beats_of, heard_by
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings, parse

@@ -12,7 +12,7 @@ from espalier.data.tasks.catalogue import TASKS, task_of
 from espalier.data.tasks.item import Item
 from espalier.data.tasks.scored_items import ScoredItems
 from espalier.errors import InputError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.settings.run import RunSettings
 from espalier.settings.tables.task import TEXT
 from strategies.base.evaluation import ClientEvaluation

@@ -17,7 +17,7 @@ import tomli_w
 from espalier.environment.hub_models import COMMIT, hub_name
 from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.ledger import dense_bytes_of
 from espalier.settings.run import RunSettings, changes, of_the_result
 from espalier.storage.atomic import Damaged, read_sealed, sealed, write_bytes

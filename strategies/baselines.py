@@ -19,7 +19,7 @@ from espalier.hf.group_scores.streamline import (
     open_streamlined,
     stretch_cosines,
 )
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.sliced.rotated_checkpoint import SlicedModel
 from espalier.hf.sliced.signals import basis_of, mean_moments
 from espalier.hf.stream.block_stream import BlockStream

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
-from espalier.hf.opening.opened import OpenedModel, check_labels
+from espalier.hf.opening.opened_model import OpenedModel, check_labels
 from espalier.hf.stream.edits import BlobEdits, WeightEdit, edits_from
 from espalier.hf.structured.export import require_writable
 from espalier.hf.structured.selection import open_cut

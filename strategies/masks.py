@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from espalier.errors import InputError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.edits import WeightEdit, masked
 from espalier.messages.blobs.mask_tensors import unpack_masks
 from espalier.messages.blobs.masks import mask_name

@@ -8,7 +8,7 @@ from espalier.data.public_text import public_text
 from espalier.data.samples import evaluation_samples
 from espalier.evaluation.perplexity import mean_losses, perplexity
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.models.structure import sizes_of
 from espalier_assets import DEMO_MODEL

@@ -15,7 +15,7 @@ from torch import Tensor
 from espalier.data.client_text import client_samples
 from espalier.hf.group_scores.flap import flap_cuts
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.hf.opening.opened_model import OpenedModel, open_model
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.messages.blobs.cuts import read_cut
 from espalier.methods.pruning.flap import FlapSettings

@@ -29,9 +29,9 @@ import torch
 from espalier.data.client_items import as_tests
 from espalier.data.tasks.catalogue import task_named
 from espalier.data.tasks.item import Item
-from espalier.data.tasks.reading import items_in
 from espalier.data.tasks.scored_items import ScoredItems
 from espalier.data.tasks.task import Generation
+from espalier.data.tasks.task_source import items_in
 from espalier.evaluation.exact_match import exact_match, found_answers, generate
 from espalier.evaluation.scores import log_likelihoods, score
 from espalier.results.use.harness_records import with_local_data

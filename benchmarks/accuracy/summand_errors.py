@@ -26,7 +26,7 @@ from espalier.hf.group_scores.flap import (
 )
 from espalier.hf.group_scores.taylor import pack_scores, taylor_cut, taylor_scores
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.hf.opening.opened_model import OpenedModel, open_model
 from espalier.hf.sliced.signals import basis_of, mean_moments
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.input_statistics import pack_statistics

@@ -11,7 +11,7 @@ from benchmarks.fedsoda.studies import STUDIES, work
 from benchmarks.reporting.rows import Rows
 from benchmarks.study_command import chosen, model_conditions
 from espalier.hf.machine.computing import set_up
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
 

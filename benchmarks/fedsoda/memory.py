@@ -18,7 +18,7 @@ from espalier.errors import InputError
 from espalier.hf.group_scores.similar_groups import evenly_dropped
 from espalier.hf.machine.computing import set_up
 from espalier.hf.nf4.matrices import bitsandbytes
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.methods.tuning.adapters.tensors import trained
 from espalier.methods.tuning.fedsoda import FedSodaSettings
 from espalier.settings.node import simulated_node

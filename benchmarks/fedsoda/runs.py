@@ -26,7 +26,7 @@ from espalier.data.tasks.item import Item
 from espalier.data.tasks.scored_items import ScoredItems
 from espalier.evaluation.scores import chance_of_options, majority_share, score, uniform_loss
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.records import read
 from espalier.methods.tuning.adapters.tensors import trained
 from espalier.models.plan import block_key

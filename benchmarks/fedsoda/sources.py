@@ -13,7 +13,7 @@ from espalier.data.client_items import public_items
 from espalier.data.passages import digest
 from espalier.data.tasks.catalogue import task_of
 from espalier.data.tasks.item import Item
-from espalier.data.tasks.reading import items_in
+from espalier.data.tasks.task_source import items_in
 from espalier.errors import InputError
 from espalier.settings.run import RunSettings
 from espalier.storage.atomic import write_bytes

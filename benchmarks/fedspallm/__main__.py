@@ -29,7 +29,7 @@ from benchmarks.study_command import (
 from espalier.data.public_text import public_samples
 from espalier.errors import InputError
 from espalier.hf.machine.computing import set_up
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from benchmarks.fedspallm.clients import Clients
 from espalier.hf.machine.computing import set_up
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.messages.blobs.mask_tensors import unpack_kept
 from espalier.settings.run import parse

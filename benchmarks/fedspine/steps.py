@@ -30,7 +30,7 @@ from benchmarks.speed.structured import structure_of
 from espalier.data.tasks.item import Batch
 from espalier.errors import InputError
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.whole.model import load_whole
 from espalier.methods.tuning.fedspine import FedSpineSettings
 from espalier.models.adapters import AdapterPlan, adapter_plan

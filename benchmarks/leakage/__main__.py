@@ -44,7 +44,7 @@ from benchmarks.reporting.rows import Rows
 from benchmarks.study_command import add_arguments, exit_status, model_conditions, new_parser
 from espalier.errors import InputError
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 
 ADAPTERS = "FedPETuning, adapters of one round"
 CANARY_TIMES = (1, 4, 16)

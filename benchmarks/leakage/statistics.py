@@ -17,7 +17,7 @@ from benchmarks.membership.kinds import STATISTICS, Statistics
 from espalier.hf.group_scores.streamline import stretch_cosines
 from espalier.hf.group_scores.taylor import pack_scores, taylor_scores
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.input_statistics import pack_statistics, read_statistics
 from espalier.hf.stream.pooled_sums import dense_sums, pack_sums, unpack_sums

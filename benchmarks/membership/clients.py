@@ -12,11 +12,11 @@ from typing import Any
 from torch import Tensor
 
 from client_app.app import app
-from espalier.data.builtin.built_in import BUILT_IN, own_records
+from espalier.data.builtin.built_in_texts import BUILT_IN, own_records
 from espalier.data.client_text import client_samples, training_samples
 from espalier.data.passages import passages, split
 from espalier.errors import InputError
-from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.hf.opening.opened_model import OpenedModel, open_model
 from espalier.identity.names import lineage_of
 from espalier.messages.message import MessageBody, request_header
 from espalier.messages.records import address, read

@@ -12,7 +12,7 @@ from benchmarks.membership.attacks import Outcome, falls_of_loss, resemblances
 from benchmarks.membership.clients import Clients
 from espalier.hf.group_scores.flap import pack_moments, unpack_moments, watched_moments
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.sliced.signals import mean_moments
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.calibration import prune_by_block

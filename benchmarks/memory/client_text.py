@@ -28,7 +28,7 @@ from espalier.data.files.records import Record
 from espalier.data.partition import Partition
 from espalier.data.passages import passages, split
 from espalier.data.samples import samples_sha256
-from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.hf.opening.opened_model import OpenedModel, open_model
 from espalier.seeds import derive_seed
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings, parse

@@ -59,7 +59,7 @@ def _device_peak(device: torch.device) -> int:
 def _opened(given: argparse.Namespace) -> tuple[Any, Any, torch.Tensor]:
     """Return the computing settings, the model and the calibration samples."""
     from espalier.hf.machine.computing import set_up
-    from espalier.hf.opening.opened import open_model
+    from espalier.hf.opening.opened_model import open_model
     from espalier.settings.run import parse
 
     settings = parse(

@@ -41,7 +41,7 @@ from espalier.errors import InputError
 from espalier.evaluation.scores import score
 from espalier.hf.machine.computing import Computing, set_up
 from espalier.hf.nf4.matrices import bitsandbytes
-from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.hf.opening.opened_model import OpenedModel, open_model
 from espalier.hf.whole.adapters import put_in, set_values
 from espalier.hf.whole.model import load_whole
 from espalier.models.adapters import AdapterPlan, adapter_plan

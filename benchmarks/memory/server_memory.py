@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig
 
 from benchmarks.speed.plain_vote import plain_vote, unpacked
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.blobs.masks import mask_name
 from espalier.messages.message import MessageBody
 from espalier.messages.parts import Report

@@ -12,7 +12,7 @@ from torch import nn
 from espalier.hf.families import Family, family_of
 from espalier.hf.nf4.matrices import nf4_bytes
 from espalier.hf.opening.config_file import CONFIG, explained, read_config
-from espalier.hf.opening.opened import check_labels, skeleton_of
+from espalier.hf.opening.opened_model import check_labels, skeleton_of
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.models.footprint import Footprint, footprint
 from espalier.hf.opening.config_only_model import described
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.tensor_blobs import packed_bytes, wire_specs
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.models.plan import ModelPlan

@@ -19,7 +19,7 @@ from benchmarks.models.random_llama import save_model
 from benchmarks.plan.__main__ import COMMON, ROOT, WIDE, words_of
 from benchmarks.reporting.rows import Rows
 from espalier.flower.programs import SUPERNODE_MODULE
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.launch.app import find_app
 from espalier.launch.configuration import configuration
 from espalier.settings.registry import METHODS

@@ -13,7 +13,7 @@ from pathlib import Path
 COMMON = """
 import torch
 from pathlib import Path
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from flwr.clientapp import ClientApp
 open_model("demo").new_skeleton()
 open_model("demo").tokenizer

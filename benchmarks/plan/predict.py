@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from espalier.hf.machine.computing import measured_capability, set_up
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.settings.run import parse
 from server_app.estimate.estimate import Plan, Speeds
 from server_app.public_tests import public_tests

@@ -24,7 +24,7 @@ from benchmarks.reporting.perplexity_report import write_report
 from benchmarks.smaller.bench import add_arguments, measure
 from benchmarks.study_command import exit_status, new_parser
 from espalier.errors import InputError
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.storage.atomic import write_bytes
 
 SEQUENTIAL = (("wanda", "row"), ("ria", "2:4"))

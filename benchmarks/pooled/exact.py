@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream, apply_prune_masks, samples_per_batch
 from espalier.hf.stream.pooled_sums import dense_sums, masks_by_sums, pack_sums, sums_in_block
 from espalier.messages.tensor_blobs import views

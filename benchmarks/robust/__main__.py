@@ -31,7 +31,7 @@ from benchmarks.study_command import (
 )
 from espalier.data.public_text import public_samples
 from espalier.errors import InputError
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.settings.run import parse
 
 BUILT_IN = {"fedpetuning": "code", "pooled-pruning": "documentation", "fedprllm": "documentation"}

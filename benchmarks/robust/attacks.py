@@ -12,7 +12,7 @@ from flwr.app import Message
 from safetensors.torch import load, save
 from torch import Tensor
 
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.message import MessageBody
 from espalier.messages.records import read, write
 from espalier.methods.pruning.pooled_pruning import COUNT, FRACTION_BITS

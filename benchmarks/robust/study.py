@@ -17,7 +17,7 @@ from benchmarks.reporting.rows import Row, Rows
 from benchmarks.robust.attacks import ADAPTERS, SUMS, VOTES, BadClient
 from benchmarks.smaller.bench import Bench
 from espalier.amounts import count
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.settings.run import parse
 from espalier.storage.atomic import write_bytes
 

@@ -16,7 +16,7 @@ from benchmarks.reporting.paired import Pair
 from benchmarks.reporting.rows import Rows
 from benchmarks.sft_p.runs import DENSE, MASKS, TRAINED, mixed, private_text, texts_of
 from benchmarks.smaller.bench import Bench
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.hf.structured.residual_gates import ResidualGates
 
 CHANGES = {"data.sequence-length": 64, "sft-p.learning-rate": 1e-2}

@@ -17,7 +17,7 @@ from benchmarks.sft_p import conditioning
 from benchmarks.sft_p.runs import DENSE, KEYS, MASKS, SHARES, TRAINED, mixed, private_text, texts_of
 from benchmarks.smaller.bench import Bench
 from benchmarks.smaller.studies import METHODS, TUNED
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.models.plan import ModelPlan
 from espalier.results.style import look_of
 from espalier.training.mask_history import LOOKED_AT, NEAR

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from espalier.hf.opening.opened import opened_in
+from espalier.hf.opening.opened_model import opened_in
 from espalier.hf.structured.configuration import load_config
 
 

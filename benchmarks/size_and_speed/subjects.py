@@ -5,7 +5,7 @@ from pathlib import Path
 
 from espalier.errors import InputError
 from espalier.hf.export.peft_files import WEIGHTS
-from espalier.hf.opening.opened import OpenedModel, opened_in
+from espalier.hf.opening.opened_model import OpenedModel, opened_in
 from espalier.results.export.transformers_export import export_model
 from espalier.results.figures import DENSE, FEDERATED, PERPLEXITY, qualities
 from espalier.results.finished_run import FinishedRun

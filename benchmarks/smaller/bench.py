@@ -19,7 +19,7 @@ from benchmarks.study_command import model_conditions, text_conditions
 from client_app.app import app
 from espalier.data.public_text import public_samples
 from espalier.errors import InputError
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.settings.run import parse
 from espalier.storage.atomic import write_json
 from espalier.storage.blobs import sha256

@@ -20,7 +20,7 @@ from benchmarks.reporting.perplexity_report import Study
 from benchmarks.reporting.rows import Rows
 from benchmarks.smaller.bench import SAMPLES, Bench
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.hf.whole.model import load_whole
 
 SHARES = (0.2, 0.5)

@@ -15,7 +15,7 @@ import torch
 
 from espalier.data.tasks.encoding import Encoded
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.models.adapters import adapter_plan
 from espalier.settings.run import parse
 from espalier.training.adapted_model import AdaptedModel, flattened

@@ -31,7 +31,7 @@ import torch
 from client_app.protocol.sum_party import Party
 from espalier.environment.paths import DEMO
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.hf.opening.opened_model import OpenedModel, open_model
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.pooled_sums import dense_sums
 from espalier.messages.message import Header, request_header

@@ -31,7 +31,7 @@ from benchmarks.reporting.panels import Panel, Reference, Series, StudyFigure, d
 from benchmarks.reporting.tables import head_of
 from espalier.hf.export.model import export_edited
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.edits import WeightEdit, dense
 from espalier.hf.structured.export import export_structured
 from espalier.hf.structured.residual_gates import ResidualGates

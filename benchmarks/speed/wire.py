@@ -34,7 +34,7 @@ from safetensors.numpy import load_file
 from benchmarks.models.random_llama import SHAPES, save_model
 from benchmarks.speed.plain_stream import receive
 from benchmarks.speed.plain_vote import plain_vote, unpacked
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.blobs.masks import mask_name
 from tests.processes.deployment import Federation, espalier, federation
 

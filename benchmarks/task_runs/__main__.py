@@ -24,7 +24,7 @@ from benchmarks.task_runs.energy import rows_beside
 from benchmarks.task_runs.equal_bytes import rounds_within
 from benchmarks.task_runs.report import write_report
 from benchmarks.task_runs.study import FIGURES, KEYS, measure_arms
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.storage.blobs import sha256
 
 CLIENTS = 4

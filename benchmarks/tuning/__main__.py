@@ -39,7 +39,7 @@ from benchmarks.tuning.studies import ALPHAS, FIGURES, KEYS, STUDIES, Bench, fir
 from espalier.data.partition import Partition
 from espalier.errors import InputError
 from espalier.hf.machine.computing import set_up
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
 

@@ -21,7 +21,7 @@ from espalier.data.tasks.scored_items import ScoredItems
 from espalier.errors import EspalierError, InputError
 from espalier.evaluation.scores import score
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.whole.adapters import factors_of
 from espalier.messages.blobs.adapters import unpack_adapters
 from espalier.methods.tuning.adapters.tensors import trained

@@ -17,7 +17,7 @@ from espalier.data.client_items import as_tests, public_items
 from espalier.data.tasks.scored_items import ScoredItems
 from espalier.evaluation.scores import majority_share
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.models.adapters import Tensors
 from espalier.settings.run import RunSettings, parse
 from espalier.training.sequences import Sequences

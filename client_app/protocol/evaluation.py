@@ -20,7 +20,7 @@ from espalier.data.tasks.scored_items import ScoredItems, from_arrays
 from espalier.errors import InputError
 from espalier.evaluation.perplexity import mean_losses
 from espalier.evaluation.scores import score
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream, not_finite
 from espalier.hf.stream.edits import Edits, dense
 from espalier.messages.evaluation import (

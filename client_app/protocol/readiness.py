@@ -2,7 +2,7 @@
 
 from client_app.site import Site
 from espalier.data.data_protection import not_allowed
-from espalier.data.sufficiency import require_enough, require_readable
+from espalier.data.site_data_check import require_enough, require_readable
 from espalier.errors import InputError
 from espalier.hf.opening.base_check import require_within_limits
 from espalier.settings.registry import METHODS, part

@@ -21,9 +21,9 @@ from espalier.data.tasks.catalogue import task_of
 from espalier.data.tasks.chat_encoding import chat_items, template_of
 from espalier.data.tasks.encoding import prompt_encoder
 from espalier.data.tasks.item import Item
-from espalier.data.tasks.reading import ItemSource, hub_rows, items_in
 from espalier.data.tasks.scored_items import ScoredItems, class_items, scored_items
 from espalier.data.tasks.task import Task
+from espalier.data.tasks.task_source import ItemSource, hub_rows, items_in
 from espalier.errors import InputError
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings

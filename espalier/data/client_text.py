@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from torch import Tensor
 
-from espalier.data.builtin.built_in import BUILT_IN, own_records
+from espalier.data.builtin.built_in_texts import BUILT_IN, own_records
 from espalier.data.client_files import client_files
 from espalier.data.data_protection import (
     not_allowed,

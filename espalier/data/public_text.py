@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from espalier.data.builtin.built_in import public_part
+from espalier.data.builtin.built_in_texts import public_part
 from espalier.data.files.file_text import FileText
 from espalier.data.samples import Encode, evaluation_samples
 from espalier.settings.tables.evaluation import EvaluationSettings

@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from espalier.launch import keeper
-from espalier.launch.keeper import STOP, TOKEN, carrying, end_all
+from espalier.launch import process_keeper
+from espalier.launch.process_keeper import STOP, TOKEN, carrying, end_all
 
 GRACE_SECONDS = 3.0
 """Seconds between SIGTERM and SIGKILL for commands that have nothing to finish."""
@@ -41,7 +41,7 @@ def kept(
     """
     token = secrets.token_hex(16)
     process = subprocess.Popen(
-        [sys.executable, "-P", os.path.abspath(keeper.__file__), str(folder), str(grace), *command],
+        [sys.executable, "-P", os.path.abspath(process_keeper.__file__), str(folder), str(grace), *command],
         env={**environment, TOKEN: token}, cwd=cwd, stdin=subprocess.PIPE, start_new_session=True, **streams,
     )  # fmt: skip
     try:

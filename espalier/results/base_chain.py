@@ -13,7 +13,7 @@ from typing import Any
 from espalier.environment.bounded_json import read_json_object
 from espalier.errors import EspalierError
 from espalier.hf.opening.model_files import commit_of, loadable_name, public_name
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 
 KEY = "base"
 """Key of ``summary.json`` with the chain."""

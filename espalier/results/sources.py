@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from espalier.environment.hub_models import download_model, is_on_hub
 from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError
-from espalier.hf.opening.opened import OpenedModel, open_model, opened_in
+from espalier.hf.opening.opened_model import OpenedModel, open_model, opened_in
 from espalier.results.base_chain import Base, read_chain
 from espalier.results.finished_run import FinishedRun, open_run
 

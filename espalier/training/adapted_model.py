@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.whole.adapters import keep_zeros, put_in, set_values, values
 from espalier.hf.whole.full_tensors import trained_whole
 from espalier.hf.whole.model import load_whole

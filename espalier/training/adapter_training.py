@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.whole.folded_updates import folded_in
 from espalier.hf.whole.inner_matrices import inner_matrices
 from espalier.models.adapters import FACTORS, AdapterPlan, Tensors

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from espalier.hf.nf4.matrices import row_reader
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.whole.adapters import module_path
 from espalier.methods.tuning.fedspine import FedSpineSettings
 from espalier.models.adapters import AdapterPlan, Tensors

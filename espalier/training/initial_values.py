@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.whole.frozen_bases import with_bases
 from espalier.hf.whole.full_tensors import stored_values
 from espalier.hf.whole.model import first_head

@@ -29,7 +29,7 @@ from espalier.data.tasks.item import Batch, Item, collate, collate_texts, requir
 from espalier.data.tasks.scored_items import cut
 from espalier.data.token_pieces import Encode
 from espalier.errors import InputError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.progress import with_progress
 from espalier.seeds import derive_seed
 from espalier.settings.node import NodeSettings

@@ -22,7 +22,7 @@ from numba import prange, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from pruning_kernels.compiled import compiled
+from pruning_kernels.compiler import compiled
 
 LEVELS = ((21, 11), (10, 11), (0, 10))
 """Shift and width in bits of a key's digits, from the upper to the lower."""

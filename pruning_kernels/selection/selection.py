@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pruning_kernels.compiled import WORTH_COMPILING, use_threads_of_torch
+from pruning_kernels.compiler import WORTH_COMPILING, use_threads_of_torch
 from pruning_kernels.selection.comparison_groups import (
     ComparisonGroup,
     group_size,

@@ -17,7 +17,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from pruning_kernels.compiled import compiled
+from pruning_kernels.compiler import compiled
 from pruning_kernels.votes.bitmask import LINE_WORDS, Words, stack_of_masks
 
 GROUP = 64

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pruning_kernels.compiled import WORTH_COMPILING, use_threads_of_torch
+from pruning_kernels.compiler import WORTH_COMPILING, use_threads_of_torch
 from pruning_kernels.votes.bitmask import Words, count, unpack
 from pruning_kernels.votes.bitmask_on_device import unpack_on_device
 

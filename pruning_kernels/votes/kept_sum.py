@@ -3,7 +3,7 @@
 import numpy as np
 from numba import prange
 
-from pruning_kernels.compiled import compiled
+from pruning_kernels.compiler import compiled
 from pruning_kernels.votes.bit_instructions import popcount
 
 TILE = 4096

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pruning_kernels.compiled import WORTH_COMPILING, use_threads_of_torch
+from pruning_kernels.compiler import WORTH_COMPILING, use_threads_of_torch
 from pruning_kernels.selection.comparison_groups import (
     ComparisonGroup,
     group_size,
@@ -191,7 +191,7 @@ class VoteCounter:
         """
         if not self._large or len(self.planes) > MAX_PLANES:
             return pack(select_most_voted(self.counts(), sparsity, group, sizes))
-        from pruning_kernels.votes import most_voted
+        from pruning_kernels.votes import vote_selection
 
         use_threads_of_torch()
         quota = pruned_per_group(self.shape, sparsity, group)
@@ -199,13 +199,13 @@ class VoteCounter:
         flat = np.empty(0, np.uint16) if sizes is None else sizes.reshape(-1)
         if group == "layer":
             # The kernels get whole lines, and the result is cut to the words of the mask.
-            words = most_voted.most_voted_in_layer(self._room, self.num_weights, quota, flat)
+            words = vote_selection.most_voted_in_layer(self._room, self.num_weights, quota, flat)
         elif group == "row":
-            words = most_voted.most_voted_in_rows(self._room, self.shape, quota, flat)
+            words = vote_selection.most_voted_in_rows(self._room, self.shape, quota, flat)
         elif group == "column":
-            words = most_voted.most_voted_in_columns(self._room, self.shape, quota, flat)
+            words = vote_selection.most_voted_in_columns(self._room, self.shape, quota, flat)
         else:
-            words = most_voted.most_voted_in_pattern(
+            words = vote_selection.most_voted_in_pattern(
                 self._room, self.shape, group_size(self.shape, group), quota, flat
             )
         return words[: self.planes.shape[1]]

@@ -9,7 +9,7 @@ from typing import Any
 from espalier.amounts import count
 from espalier.evaluation.perplexity import mean_losses
 from espalier.hf.export.adapter import export_adapter
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.whole.adapters import merged
 from espalier.methods.tuning.fedspine import FedSpineSettings

@@ -11,7 +11,7 @@ from torch import Tensor
 from espalier.amounts import figure
 from espalier.errors import EspalierError, InputError
 from espalier.evaluation.perplexity import mean_losses, perplexity
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import FLOAT16_REMEDY, BlockStream
 from espalier.hf.stream.edits import Edits, dense
 from espalier.settings.registry import METHODS, part

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import Protocol
 
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.sliced.export import export_sliced
 from espalier.hf.sliced.rotated_checkpoint import SHORTCUTS
 from espalier.hf.stream.block_stream import BlockStream

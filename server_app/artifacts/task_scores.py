@@ -9,7 +9,7 @@ from espalier.data.tasks.catalogue import task_of
 from espalier.data.tasks.task import Generation
 from espalier.evaluation.exact_match import exact_match, generate, shortened
 from espalier.evaluation.scores import chance_of_options, majority_share, score, uniform_loss
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.settings.run import RunSettings
 from espalier.training.adapted_model import AdaptedModel

@@ -10,7 +10,7 @@ from espalier.errors import InputError, as_command
 from espalier.hf.machine.computing import measured_capability, set_up
 from espalier.hf.opening.base_check import beyond_positions
 from espalier.hf.opening.config_only_model import described
-from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.hf.opening.opened_model import OpenedModel, open_model
 from espalier.settings.run import RunSettings, parse
 from server_app.estimate.estimate import STATED_MEGABITS, STATED_TERAFLOPS, Plan, Speeds
 from strategies.base.method import require_fit

@@ -13,7 +13,7 @@ from itertools import groupby
 
 from espalier.amounts import count, duration
 from espalier.amounts import size as as_size
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.message import Kind
 from espalier.settings.registry import METHODS, part
 from espalier.settings.run import RunSettings

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from espalier.amounts import duration
 from espalier.hf.machine.computing import GIGA, Computing, measured_capability
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.settings.run import RunSettings
 from server_app.estimate.estimate import STATED_MEGABITS, TERA, Plan, Speeds
 from server_app.estimate.record import record_plan

@@ -21,7 +21,7 @@ from espalier.amounts import count
 from espalier.hf.export.loading_code import how_to_load
 from espalier.hf.families import has_own_code
 from espalier.hf.opening.model_files import commit_of, public_name
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.privacy.guarantee import guarantee_of
 from espalier.privacy.guarantee import in_words as guarantee_in_words
 from espalier.results.base_chain import chain_of, in_words, printable

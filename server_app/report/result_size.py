@@ -10,7 +10,7 @@ from statistics import fmean
 from safetensors import safe_open
 
 from espalier.amounts import size
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.results.figures import Size
 from espalier.results.finished_run import ADAPTER, CLIENTS, MODEL
 from espalier.settings.keys import table_of

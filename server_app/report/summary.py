@@ -15,7 +15,7 @@ import espalier
 from espalier.evaluation.perplexity import perplexity
 from espalier.hf.files.checkpoint import write_shard
 from espalier.hf.opening.model_files import commit_of, public_name
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.evaluation import OWN_TEXT_MODELS
 from espalier.messages.ledger import Traffic
 from espalier.messages.tensor_blobs import TensorSpec

@@ -15,7 +15,7 @@ from torch import Tensor
 from espalier.amounts import count
 from espalier.errors import InputError
 from espalier.hf.nf4.matrices import require_quantisable
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.message import MessageBody, validate
 from espalier.messages.parts import reports_samples
 from espalier.methods.tuning.adapters.contract import Order, PartOrder, TuningReport

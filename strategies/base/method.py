@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from espalier.errors import InputError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.local_baseline import BaselineOrder
 from espalier.messages.message import Fields, MessageBody, NoFields
 from espalier.messages.parts import PartRequest

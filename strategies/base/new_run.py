@@ -9,7 +9,7 @@ from espalier.environment.hub_models import download_model, is_on_hub
 from espalier.flower.shared_nodes import is_simulation, with_enough_nodes
 from espalier.hf.machine.computing import set_up
 from espalier.hf.opening.base_check import require_within_limits
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.settings.run import parse
 from strategies.base.method import require_fit
 from strategies.base.run import Run

@@ -10,7 +10,7 @@ from torch import Tensor
 from espalier.data.public_text import public_text
 from espalier.data.samples import evaluation_samples
 from espalier.errors import InputError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.settings.method import PublicTextSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.tables.evaluation import BUILT_IN_TEXTS

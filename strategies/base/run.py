@@ -6,7 +6,7 @@ import torch
 from flwr.serverapp import Grid
 
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.identity.site_keys import PublicKeys
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings

@@ -14,7 +14,7 @@ from typing import Any
 from espalier.environment.bounded_json import read_json
 from espalier.environment.paths import at_home
 from espalier.errors import InputError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.identity.names import STAMP, lineage_of
 from espalier.messages.ledger import Ledger, dense_bytes_of, timed_in
 from espalier.settings.run import RunSettings

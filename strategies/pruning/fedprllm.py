@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.edits import WeightEdit, masked
 from espalier.messages.blobs.mask_tensors import kept_shares
 from espalier.messages.blobs.masks import mask_name, votes_name

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 
 from espalier.hf.group_scores.flap import BlockMoments, flap_cuts, moments_of_sums
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.methods.pruning.flap import FlapSettings, biases
 from espalier.methods.pruning.pooled_pruning import COUNT
 from espalier.models.plan import ModelPlan, block_key

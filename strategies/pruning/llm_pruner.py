@@ -18,7 +18,7 @@ from torch import Tensor
 
 from espalier.hf.group_scores.mask_tuning import RESCALE_DAMPING, scaled_cuts, scales_or_none
 from espalier.hf.group_scores.taylor import read_factor, taylor_cut
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.blobs.cuts import MAX_SCALE, pack_cut, read_cut
 from espalier.methods.pruning.llm_pruner import (
     AIMS,

@@ -25,7 +25,7 @@ from espalier.hf.group_scores.streamline import (
     open_streamlined,
     require_streamlined,
 )
-from espalier.hf.opening.opened import OpenedModel, check_labels
+from espalier.hf.opening.opened_model import OpenedModel, check_labels
 from espalier.hf.structured.export import require_form
 from espalier.messages.blobs.adapters import differences, pack_adapters, read_adapter, read_layer
 from espalier.messages.message import MessageBody, validate

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from espalier.errors import InputError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.pooled_sums import masks_by_sums
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.methods.pruning.pooled_pruning import (

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from espalier.hf.opening.opened import OpenedModel, check_labels
+from espalier.hf.opening.opened_model import OpenedModel, check_labels
 from espalier.hf.sliced.export import require_sliceable
 from espalier.hf.sliced.rotated_checkpoint import SlicedModel
 from espalier.hf.sliced.signals import basis_of, mean_moments

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from espalier.errors import EspalierError, InputError
-from espalier.hf.opening.opened import OpenedModel, check_labels
+from espalier.hf.opening.opened_model import OpenedModel, check_labels
 from espalier.hf.structured.residual_gates import ResidualGates
 from espalier.messages.local_baseline import BaselineOrder
 from espalier.methods.tuning.sft_p import SftPSettings, shape_of, trained

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from espalier.data import sufficiency
+from espalier.data import site_data_check
 from espalier.data.client_text import client_samples, sample_groups, split_passages
 from espalier.data.files.corpus_index import Indexed
-from espalier.data.sufficiency import require_enough, require_readable
+from espalier.data.site_data_check import require_enough, require_readable
 from espalier.errors import EspalierError
 from espalier.settings.node import NodeSettings, parse_node
 from espalier.settings.run import RunSettings, parse
@@ -68,7 +68,7 @@ def test_groups_of_samples_are_those_of_their_text(file: Path) -> None:
 def test_data_of_too_few_groups_is_refused(
     file: Path, method: str, bytes_of_a_large_file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sufficiency, "LARGE", bytes_of_a_large_file)
+    monkeypatch.setattr(site_data_check, "LARGE", bytes_of_a_large_file)
     more = {"data__num_samples": 40} if method == "fedprllm" else {}
     run = settings(method=method, **more)
 
@@ -105,7 +105,7 @@ def test_samples_of_too_few_groups_are_refused(file: Path) -> None:
 def test_items_of_too_few_groups_are_refused(
     tmp_path: Path, bytes_of_a_large_file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sufficiency, "LARGE", bytes_of_a_large_file)
+    monkeypatch.setattr(site_data_check, "LARGE", bytes_of_a_large_file)
     file = tmp_path / "a.jsonl"
     rows = [{"sentence": f"fine {n}", "label": 1, "patient": n % 3} for n in range(30)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))

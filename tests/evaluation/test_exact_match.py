@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from espalier.data.tasks.item import Item
-from espalier.data.tasks.kinds.written import NUMBERS
+from espalier.data.tasks.kinds.written_answers import NUMBERS
 from espalier.data.tasks.task import Generation
 from espalier.errors import EspalierError
 from espalier.evaluation.exact_match import exact_match, found_answers, generate, shortened

@@ -16,7 +16,7 @@ from espalier.errors import EspalierError
 from espalier.evaluation import scores
 from espalier.evaluation.scores import log_likelihoods
 from espalier.hf.opening.base_check import require_within_limits
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.settings.run import RunSettings, parse
 from server_app.artifacts.task_scores import num_cut
 from server_app.public_tests import PublicTests

@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from espalier.launch import keeper
+from espalier.launch import process_keeper
 from espalier.launch.child_processes import interrupted_later, kept, uninterrupted
-from espalier.launch.keeper import TOKEN, carrying, end_all
+from espalier.launch.process_keeper import TOKEN, carrying, end_all
 
 SLEEPS = "import time; time.sleep(600)"
 IGNORES_SIGTERM = (
@@ -212,5 +212,5 @@ def test_only_first_interrupt_is_put_off() -> None:
 
 def test_the_keeper_imports_nothing_of_espalier() -> None:
     """The keeper then starts at once and from any directory."""
-    assert "import espalier" not in Path(keeper.__file__).read_text()
-    assert "from espalier" not in Path(keeper.__file__).read_text()
+    assert "import espalier" not in Path(process_keeper.__file__).read_text()
+    assert "from espalier" not in Path(process_keeper.__file__).read_text()

@@ -11,7 +11,7 @@ import espalier
 from espalier.cli.command import main
 from espalier.errors import FLOWER_REPORTS_IT_TOO, EspalierError
 from espalier.flower.run_command import RAY_DID_NOT_START, RunCommand
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.launch.app import find_app
 from espalier.launch.configuration import configuration
 from espalier.launch.superlink import running_superlink

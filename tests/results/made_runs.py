@@ -9,7 +9,7 @@ import torch
 
 from espalier.hf.export.adapter import export_adapter
 from espalier.hf.export.model import export_edited
-from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.hf.opening.opened_model import OpenedModel, open_model
 from espalier.hf.stream.edits import Edits, dense
 from espalier.hf.structured.export import export_structured
 from espalier.hf.whole.adapters import merged

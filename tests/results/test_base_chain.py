@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.results.base_chain import chain_of, in_words, run_of
 from tests.results.made_runs import pruned_run
 from tests.tiny_model import save_tiny_llama

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from espalier.environment.hub_models import download_model
 from espalier.hf.export.model import export_edited
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.results.export import command
 from tests.hf.hub_server import TOKEN, Hub, serving
 from tests.results.made_runs import masked_run, pruned_run, tuned_run

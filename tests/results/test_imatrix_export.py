@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.methods.pruning.pooled_pruning import shared_inputs
 from espalier.results.finished_run import open_run
 from espalier.results.input_sums import read_sums, write_sums

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.accuracy.summand_errors import flap_lines, pruner_lines, slicegpt_lines
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.settings.run import parse
 from tests.tiny_model import save_tiny_llama
 

@@ -14,7 +14,7 @@ from benchmarks.fedspine.tasks.compared import CUT_FIRST, CUTS_LAST, PRUNED_FIRS
 from benchmarks.smaller.bench import Bench
 from espalier.evaluation.scores import score
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.hf.whole.model import load_whole
 from espalier.settings.run import parse
 from server_app.public_tests import public_tests

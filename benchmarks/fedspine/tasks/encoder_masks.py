@@ -19,7 +19,7 @@ from benchmarks.smaller.bench import SAMPLES
 from espalier.data.tasks.item import Batch
 from espalier.evaluation.scores import score
 from espalier.hf.group_scores.mask_tuning import scales_or_none
-from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.hf.opening.opened_model import OpenedModel, open_model
 from espalier.hf.structured.selection import in_sequence, lowest
 from espalier.hf.whole.adapters import module_path
 from espalier.methods.pruning.llm_pruner import LlmPrunerSettings

@@ -27,7 +27,7 @@ from benchmarks.fedspine.tasks.encoder_masks import mask_tuned
 from benchmarks.fedspine.tasks.other_clock import depends_on_times, retimed
 from benchmarks.reporting.rows import Rows
 from benchmarks.smaller.bench import Bench
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.settings.run import RunSettings, parse
 from espalier.settings.tables.fleet import Fleet
 from strategies.fleet import fleet_of, seconds_of_all

@@ -12,7 +12,7 @@ from benchmarks.reporting.rows import Rows
 from benchmarks.smaller.bench import Bench
 from espalier.data.client_items import public_items
 from espalier.errors import InputError
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
 from strategies.fleet import FLEETS

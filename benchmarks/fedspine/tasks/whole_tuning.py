@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from espalier.evaluation.scores import score
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.hf.whole.full_tensors import trained_whole
 from espalier.hf.whole.model import load_whole
 from espalier.methods.tuning.adapters.tensors import trained

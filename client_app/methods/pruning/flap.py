@@ -21,7 +21,7 @@ from espalier.hf.group_scores.flap import (
     unpack_moments,
     watched_moments,
 )
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.structured.selection import open_cut
 from espalier.messages.message import Header, MessageBody

@@ -22,7 +22,7 @@ from espalier.hf.group_scores.taylor import (
     taylor_scores,
     unpack_scores,
 )
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.input_statistics import pack_statistics
 from espalier.hf.structured.selection import open_cut

@@ -28,7 +28,7 @@ from espalier.hf.group_scores.streamline import (
     open_streamlined,
     stretch_cosines,
 )
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.input_statistics import pack_statistics, read_statistics
 from espalier.messages.blobs.adapters import differences, pack_adapters, read_layer

@@ -17,7 +17,7 @@ from client_app.protocol.evaluation import Evaluation, prepare_evaluation, requi
 from client_app.protocol.local_baseline import make_local_baseline, stored_local_baseline
 from client_app.protocol.push import taken
 from client_app.site import Site
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.sliced.rotated_checkpoint import SlicedModel
 from espalier.hf.sliced.signals import basis_of, mean_moments
 from espalier.hf.stream.block_stream import BlockStream

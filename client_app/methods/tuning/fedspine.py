@@ -32,7 +32,7 @@ from client_app.protocol.evaluation import (
 from client_app.protocol.local_baseline import make_local_baseline
 from client_app.protocol.push import after, brought, pushed_blobs, pushed_hashes, taken
 from client_app.site import Site
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.edits import Edits
 from espalier.hf.whole.adapters import merged
 from espalier.messages.blobs.cuts import read_bits

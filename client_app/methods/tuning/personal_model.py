@@ -17,7 +17,7 @@ from espalier.data.tasks.catalogue import task_of
 from espalier.hf.export.chat_template import add_chat_template
 from espalier.hf.export.encoder import check_encoder, export_encoder
 from espalier.hf.export.model import check_export
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits
 from espalier.hf.structured.export import best_form, export_structured

@@ -32,7 +32,7 @@ from client_app.site import Site
 from espalier.data.client_text import validation_samples
 from espalier.errors import EspalierError, InputError, StateLost
 from espalier.evaluation.perplexity import mean_losses, perplexity
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits
 from espalier.hf.structured.residual_gates import Gate, ResidualGates

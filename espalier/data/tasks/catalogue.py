@@ -1,12 +1,19 @@
 """All tasks by name. A new task goes into ``TASKS`` of the module of its kind."""
 
-from espalier.data.tasks.kinds import chat, classification, endings, lettered, own, written
+from espalier.data.tasks.kinds import (
+    chat,
+    classification,
+    custom,
+    endings,
+    lettered_choices,
+    written_answers,
+)
 from espalier.data.tasks.task import Task
 from espalier.errors import InputError
 from espalier.settings.run import RunSettings
 from espalier.settings.tables.data import CLASSIFICATION, COMPLETION, listed_labels
 
-KINDS = (classification, lettered, endings, written, chat, own)
+KINDS = (classification, lettered_choices, endings, written_answers, chat, custom)
 TASKS: dict[str, Task] = {task.name: task for kind in KINDS for task in kind.TASKS}
 
 
@@ -21,7 +28,7 @@ def task_of(settings: RunSettings) -> Task:
     """Return the task of a run; prompt and labels of one's own are those of ``[data]``."""
     data = settings.data
     if settings.task.name == COMPLETION:
-        return own.completion(data.prompt)
+        return custom.completion(data.prompt)
     if settings.task.name == CLASSIFICATION:
-        return own.classification(data.prompt, listed_labels(data.labels))
+        return custom.classification(data.prompt, listed_labels(data.labels))
     return task_named(settings.task.name)

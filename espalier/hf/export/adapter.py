@@ -24,7 +24,7 @@ from espalier.hf.machine.computing import Computing
 from espalier.hf.nf4.matrices import hush
 from espalier.hf.opening.disk_model import Weights, read_when_used
 from espalier.hf.opening.model_files import commit_of, loadable_name
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits, WeightEdit
 from espalier.hf.whole.adapters import NAME, lora_config, module_path

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from espalier.environment.hub_models import FURTHER_TEMPLATES
 from espalier.hf.opening.model_files import beside
-from espalier.hf.opening.opened import TOKENIZER_FILES, TOKENIZER_SETTINGS, OpenedModel
+from espalier.hf.opening.opened_model import TOKENIZER_FILES, TOKENIZER_SETTINGS, OpenedModel
 from espalier.hf.tokenizer.files import TEMPLATE_FILE
 from espalier.settings.tables.task import CHAT, CHAT_TEMPLATES, TaskSettings
 from espalier.storage.atomic import write_bytes

@@ -18,7 +18,7 @@ from espalier.hf.export.model import (
 )
 from espalier.hf.files.checkpoint import INDEX, SINGLE, Checkpoint, write_shard
 from espalier.hf.opening.model_files import copy_other_files
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.edits import Edits
 from espalier.hf.structured.export import architecture_of, best_form, config_of, write_beside
 from espalier.messages.tensor_blobs import TensorSpec

@@ -2,7 +2,7 @@
 
 import json
 
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 
 
 def how_to_load(model: OpenedModel, place: str, *, as_adapter: bool, own_code: bool) -> str:

@@ -21,7 +21,7 @@ from espalier.hf.files.checkpoint import (
 )
 from espalier.hf.opening.disk_model import load_plain
 from espalier.hf.opening.model_files import copy_other_files
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import (
     FLOAT16_REMEDY,
     BlockStream,

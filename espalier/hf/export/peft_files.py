@@ -11,7 +11,7 @@ from torch import Tensor
 from espalier.environment.bounded_json import read_json_object
 from espalier.environment.hub_models import ADAPTER
 from espalier.errors import InputError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.edits import Edits
 from espalier.hf.whole.adapters import updated
 from pruning_kernels.lora.factors import Factors

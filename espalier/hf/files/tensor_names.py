@@ -15,7 +15,7 @@ from espalier.hf.families import Family
 from espalier.hf.files.checkpoint import Checkpoint, StoredTensor
 
 if TYPE_CHECKING:
-    from espalier.hf.opening.opened import OpenedModel
+    from espalier.hf.opening.opened_model import OpenedModel
 
 TIED = "tie_word_embeddings"
 BIAS_KEYS = ("attention_bias", "mlp_bias", "enable_bias")

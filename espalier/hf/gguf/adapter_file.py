@@ -9,7 +9,7 @@ from espalier.hf.export.peft_files import Adapted
 from espalier.hf.gguf.architecture import architecture_of
 from espalier.hf.gguf.model_file import names_of, new_writer, write_file
 from espalier.hf.gguf.tensors import Place, announce, place_of, reordered
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 
 DTYPE = "float32"
 

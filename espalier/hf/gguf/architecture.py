@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from espalier.errors import InputError
 from espalier.hf.families import SLICED, STRUCTURED
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.models.structure import Sizes, sizes_of
 
 if TYPE_CHECKING:

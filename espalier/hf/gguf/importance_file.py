@@ -9,7 +9,7 @@ from torch import Tensor
 from espalier.hf.gguf.architecture import architecture_of
 from espalier.hf.gguf.model_file import names_of, new_writer, write_file
 from espalier.hf.gguf.tensors import announce, place_of
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 
 DTYPE = "float32"
 

@@ -21,7 +21,7 @@ from espalier.hf.gguf.tensors import (
     rope_factors,
 )
 from espalier.hf.gguf.vocabulary import add_vocabulary
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.edits import Edits
 from espalier.progress import beats
 

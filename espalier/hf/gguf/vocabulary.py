@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from espalier.environment.bounded_json import read_json
 from espalier.errors import InputError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from espalier.errors import InputError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.input_statistics import Watched
 from espalier.hf.structured.selection import in_sequence, lowest

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from espalier.hf.group_scores.taylor import taylor_cut, taylor_scores
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.messages.blobs.cuts import MAX_SCALE, pack_cut
 from espalier.methods.pruning.llm_pruner import LlmPrunerSettings, equation_places

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from espalier.amounts import count
 from espalier.errors import InputError
 from espalier.hf.files.dtypes import TORCH_DTYPES
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.whole.full_tensors import stored_values
 from espalier.methods.pruning.llm_streamline import layer_shapes

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from espalier.errors import InputError
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import samples_per_batch
 from espalier.hf.stream.input_statistics import pack_statistics, read_statistics
 from espalier.hf.structured.selection import in_sequence, lowest

@@ -29,7 +29,7 @@ from espalier.hf.files.tensor_pieces import pieces
 from espalier.hf.nf4.blocks import BLOCK
 from espalier.hf.nf4.checkpoint import held_in_nf4
 from espalier.hf.nf4.matrices import Nf4Matrix, bitsandbytes, quantise, require_quantisable
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.models.plan import LinearPlan
 from espalier.progress import beats
 from espalier.storage.atomic import write_bytes

@@ -25,7 +25,7 @@ from espalier.hf.nf4.checkpoint import (
 )
 from espalier.hf.nf4.matrices import Nf4Matrix, quantise, require_quantisable, state_of, tables
 from espalier.hf.opening.model_files import copy_other_files
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.structured.configuration import STRUCTURE_FILE, plain_config
 from espalier.hf.structured.export import CODE
 from espalier.messages.tensor_blobs import TensorSpec

@@ -22,7 +22,7 @@ from espalier.hf.families import has_own_code
 from espalier.hf.machine.computing import DTYPES, Computing
 from espalier.hf.opening.config_file import CONFIG, explained
 from espalier.hf.opening.disk_model import load_plain
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import Activations, BlockStream, not_finite
 from espalier.hf.whole.model import load_whole
 from espalier.progress import beats

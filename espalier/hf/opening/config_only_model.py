@@ -16,7 +16,7 @@ from espalier.hf.families import family_of, has_own_code
 from espalier.hf.files.checkpoint import INDEX, SINGLE, shard_header
 from espalier.hf.opening.config_file import CONFIG, explained, read_config
 from espalier.hf.opening.model_files import copy_other_files
-from espalier.hf.opening.opened import skeleton_of
+from espalier.hf.opening.opened_model import skeleton_of
 from espalier.hf.structured.configuration import STRUCTURE_FILE
 from espalier.messages.tensor_blobs import TensorSpec
 

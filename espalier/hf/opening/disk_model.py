@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from espalier.hf.files.dtypes import TORCH_DTYPES
 from espalier.hf.nf4.checkpoint import QuantisedCheckpoint
-from espalier.hf.opening.opened import OpenedModel, forget_named_code
+from espalier.hf.opening.opened_model import OpenedModel, forget_named_code
 from espalier.hf.structured.configuration import load_config
 
 ANY_LABELS = 2

@@ -15,7 +15,7 @@ from espalier.hf.families import SLICED, Family
 from espalier.hf.files.checkpoint import INDEX
 from espalier.hf.files.tensor_names import missing_tensor
 from espalier.hf.opening.model_files import copy_other_files
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.sliced import modeling_sliced
 from espalier.hf.stream.edits import dense
 from espalier.hf.structured.export import specs_of

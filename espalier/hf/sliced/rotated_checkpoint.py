@@ -15,7 +15,7 @@ from torch import Tensor
 
 from espalier.hf.export.model import require_finite
 from espalier.hf.files.checkpoint import CHUNK, Checkpoint, StoredTensor
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.sliced.export import is_tied, require_sliceable, sliced_config
 from espalier.methods.pruning.slicegpt import dense_width
 from pruning_kernels.groups.slicing import shortcut, sliced_reader, sliced_writer

@@ -18,7 +18,7 @@ from espalier.errors import EspalierError, InputError
 from espalier.hf.files.checkpoint import ReadingAhead
 from espalier.hf.files.tensor_names import missing_tensor, wrong_shape
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.edits import Edits, WeightEdit, dense
 from espalier.hf.stream.hidden_states import HiddenStates, hidden_states, memory_of
 from espalier.progress import beats

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.errors import InputError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import (
     Activations,
     BlockStream,

@@ -33,7 +33,7 @@ from espalier.hf.families import STRUCTURED
 from espalier.hf.files.checkpoint import INDEX, StoredTensor
 from espalier.hf.files.dtypes import TORCH_DTYPES
 from espalier.hf.opening.model_files import copy_other_files
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits, dense
 from espalier.hf.structured import modeling_structured

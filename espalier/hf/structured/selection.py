@@ -15,7 +15,7 @@ from torch import Tensor
 
 from espalier.errors import InputError
 from espalier.hf.files.dtypes import TORCH_DTYPES
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.blobs.cuts import biases_of, cut_of, scales_of
 from espalier.messages.tensor_blobs import unpack_tensors
 from espalier.models.adapters import Adapter, AdapterPlan, Tensors

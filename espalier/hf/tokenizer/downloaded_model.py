@@ -21,7 +21,7 @@ from typing import Any
 from espalier.environment.bounded_json import MAX_CHARACTERS, read_json
 from espalier.environment.imports import importing
 from espalier.errors import EspalierError, InputError
-from espalier.hf.opening.opened import OpenedModel, _stamps
+from espalier.hf.opening.opened_model import OpenedModel, _stamps
 from espalier.hf.tokenizer import process as tokenizer_process
 from espalier.hf.tokenizer.chat import ChatTokens, Message
 from espalier.hf.tokenizer.process import NUMBERS_PER_TOKEN

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from espalier.environment.imports import importing
 from espalier.hf.families import Family
 from espalier.hf.nf4.matrices import hush
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.edits import Edits, WeightEdit
 from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.models.plan import block_key

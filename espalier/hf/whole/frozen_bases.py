@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.models.adapters import Adapter, AdapterPlan
 from espalier.models.plan import block_key
 from espalier.seeds import derive_seed

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from espalier.errors import InputError
 from espalier.hf.files.tensor_pieces import converted
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.models.plan import block_of_key
 
 Names = Mapping[str, Iterable[str]]

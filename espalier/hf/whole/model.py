@@ -19,7 +19,7 @@ from espalier.hf.files.tensor_pieces import converted
 from espalier.hf.machine.computing import Computing, free_bytes
 from espalier.hf.nf4.cache import quantised_linears
 from espalier.hf.nf4.matrices import linear_of, tables
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.whole.spread import device_of, placement, spread
 from espalier.progress import beats
 

@@ -11,7 +11,7 @@ from espalier.errors import EspalierError, InputError, tell
 from espalier.hf.export.loading_code import loading_code
 from espalier.hf.export.model import ExportError
 from espalier.hf.families import has_own_code
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.progress import Pace, heard_by
 from espalier.results.export.card import card_of
 from espalier.results.export.hub_export import prepared, push

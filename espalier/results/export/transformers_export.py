@@ -7,7 +7,7 @@ import torch
 from espalier.errors import InputError
 from espalier.hf.export.model import check_export, export_edited, require_written, weight_reader
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.structured.configuration import STRUCTURE_FILE, plain_config
 from espalier.hf.structured.export import CODE

@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from espalier.environment.bounded_json import read_json_object
 from espalier.errors import EspalierError
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.models.structure import GROUP_KINDS, KINDS, RESIDUAL_KINDS, Structure, sizes_of
 from espalier.results.finished_run import FinishedRun
 

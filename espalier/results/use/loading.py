@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espalier.errors import EspalierError, InputError
-from espalier.hf.opening.opened import opened_in
+from espalier.hf.opening.opened_model import opened_in
 from espalier.hf.tokenizer.files import load_tokenizer
 from espalier.results.sources import Source
 

@@ -5,7 +5,7 @@ from espalier.data.client_text import group_field
 from espalier.data.data_protection import redacted_errors, require_tokens
 from espalier.data.privacy_units import record_windows, require_records
 from espalier.data.tasks.encoding import Encoded
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.tables.task import TEXT

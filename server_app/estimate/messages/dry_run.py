@@ -21,7 +21,7 @@ import torch
 from flwr.serverapp import Grid
 
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.identity.names import NO_LINEAGE
 from espalier.messages.contract import BlockSpecs, Contract
 from espalier.messages.evaluation import OWN_TEXT_MODELS, Texts

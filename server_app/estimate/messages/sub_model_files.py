@@ -10,7 +10,7 @@ from espalier.hf.nf4.folder import (
     quantised_specs,
 )
 from espalier.hf.opening.model_files import beside
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.structured.export import config_of, specs_of
 from espalier.messages.blobs.model_pieces import FILES
 from espalier.messages.tensor_blobs import TensorSpec

@@ -7,7 +7,7 @@ from typing import cast
 
 import torch
 
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.message import Kind
 from espalier.settings.registry import METHODS, part
 from espalier.settings.run import RunSettings

@@ -12,7 +12,7 @@ from espalier.methods.pruning.slicegpt import SliceGptSettings
 from espalier.models.structure import COLUMNS
 from espalier.settings.pruning import MaskingSettings, StructuredSettings
 from espalier.storage.client_state import ROUNDS_KEPT
-from pruning_kernels.compiled import WORTH_COMPILING
+from pruning_kernels.compiler import WORTH_COMPILING
 from server_app.estimate.messages.traffic import RunTraffic
 from server_app.estimate.work.memory import Moment
 from server_app.estimate.work.sizes import FLOAT32, FLOAT64

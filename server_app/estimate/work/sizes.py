@@ -9,7 +9,7 @@ import torch
 
 from espalier.hf.machine.computing import DTYPES
 from espalier.hf.machine.traced_memory import traced
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import samples_per_batch, tokens_at_once
 from espalier.messages.tensor_blobs import DTYPE_BYTES
 from espalier.settings.run import RunSettings

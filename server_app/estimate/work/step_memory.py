@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from espalier.hf.families import Family
 from espalier.hf.machine.traced_memory import traced
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.whole.adapters import put_in
 from espalier.hf.whole.model import head_parameters
 from espalier.models.adapters import AdapterPlan

@@ -9,7 +9,7 @@ import torch
 from client_app.methods.tuning.personal_model import CHECKED
 from espalier.hf.nf4.checkpoint import QuantisedCheckpoint
 from espalier.hf.nf4.matrices import nf4_bytes
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.methods.tuning.adapters.tensors import before_round, of_all_rounds
 from espalier.methods.tuning.fedsoda import FedSodaSettings
 from espalier.methods.tuning.fedspine import FedSpineSettings

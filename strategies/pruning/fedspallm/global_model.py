@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from espalier.hf.files.dtypes import TORCH_DTYPES
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.edits import WeightEdit, replaced
 from espalier.messages.blobs.mask_tensors import PrunedMatrix, pack_kept, unpack_kept
 from espalier.messages.blobs.masks import kept_specs, mask_name

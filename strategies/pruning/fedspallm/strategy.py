@@ -21,7 +21,7 @@ from torch import Tensor
 
 from espalier.amounts import count
 from espalier.errors import InputError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.blobs.masks import kept_name, mask_name, votes_name
 from espalier.messages.message import MessageBody
 from espalier.methods.pruning.fedspallm import (

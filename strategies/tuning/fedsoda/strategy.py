@@ -30,7 +30,7 @@ from espalier.hf.group_scores.similar_groups import (
     similar_groups,
 )
 from espalier.hf.nf4.matrices import require_quantisable
-from espalier.hf.opening.opened import OpenedModel, check_labels
+from espalier.hf.opening.opened_model import OpenedModel, check_labels
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.messages.blobs.model_pieces import BYTES, PIECE, Piece
 from espalier.messages.tensor_blobs import pack_tensors

@@ -15,7 +15,7 @@ from espalier.hf.export.chat_template import add_chat_template
 from espalier.hf.export.model import export_edited
 from espalier.hf.group_scores.similar_groups import Group, index_map
 from espalier.hf.nf4.folder import write_quantised
-from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.hf.opening.opened_model import OpenedModel, open_model
 from espalier.hf.stream.edits import WeightEdit, dense
 from espalier.hf.structured.export import export_structured, require_form
 from espalier.messages.blobs.model_pieces import FILES, Manifest

@@ -21,7 +21,7 @@ import torch
 from espalier.amounts import count
 from espalier.errors import InputError
 from espalier.hf.nf4.blocks import BLOCK
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.local_baseline import BaselineOrder
 from espalier.messages.message import MessageBody
 from espalier.methods.tuning.fedspine import (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from espalier.data.builtin import documentation, source_code
-from espalier.data.builtin.built_in import BUILT_IN, own_records, public_part
+from espalier.data.builtin.built_in_texts import BUILT_IN, own_records, public_part
 from espalier.data.builtin.standard_library import module_files
 from espalier.data.passages import digest, passages, split
 from espalier.errors import EspalierError

@@ -17,7 +17,7 @@ from espalier.data.files.file_kinds import kind_refused
 from espalier.data.files.file_text import FileText
 from espalier.data.files.files import JsonLinesRows, TextRows
 from espalier.data.tasks.catalogue import TASKS
-from espalier.data.tasks.reading import items_in
+from espalier.data.tasks.task_source import items_in
 from espalier.errors import EspalierError
 
 TEXT = "".join(

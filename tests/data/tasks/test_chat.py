@@ -16,7 +16,7 @@ from espalier.data.tasks.encoding import Encoded, Marked
 from espalier.data.tasks.fields import Fields
 from espalier.data.tasks.item import Item, collate
 from espalier.errors import EspalierError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.settings.node import parse_node
 from espalier.settings.run import parse
 from espalier.settings.tables.task import CHAT_TEMPLATES

@@ -11,7 +11,7 @@ from espalier.data.tasks.catalogue import task_of
 from espalier.data.tasks.fields import Fields
 from espalier.data.tasks.item import Item
 from espalier.errors import EspalierError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.settings.node import parse_node
 from espalier.settings.run import RunSettings, parse
 from espalier.training.sequences import client_sequences

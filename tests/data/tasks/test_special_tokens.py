@@ -16,7 +16,7 @@ from espalier.data.tasks.fields import Fields
 from espalier.data.tasks.item import Item
 from espalier.data.token_pieces import TokenPieces
 from espalier.errors import EspalierError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.settings.run import parse
 from tests.data.tasks.adding_tokenizer import (
     END,

@@ -8,8 +8,8 @@ import pytest
 
 from espalier.data.client_items import client_items, public_items
 from espalier.data.tasks.catalogue import TASKS
-from espalier.data.tasks.reading import ItemSource, hub_rows, items_in
 from espalier.data.tasks.scored_items import scored_items
+from espalier.data.tasks.task_source import ItemSource, hub_rows, items_in
 from espalier.errors import EspalierError
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings, parse

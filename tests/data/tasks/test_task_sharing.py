@@ -11,7 +11,7 @@ from espalier.data.files.corpus_index import Unit, open_corpus
 from espalier.data.files.rows import Row, RowFile
 from espalier.data.partition import Kind, Partition
 from espalier.data.tasks.item import Item
-from espalier.data.tasks.reading import unit_of
+from espalier.data.tasks.task_source import unit_of
 
 KINDS: tuple[Kind, ...] = ("iid", "by-field", "dirichlet", "quantity")
 ITEMS = [

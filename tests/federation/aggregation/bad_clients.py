@@ -13,7 +13,7 @@ from flwr.app import Message
 from safetensors.torch import load, save
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.message import MessageBody
 from espalier.messages.parts import MAX_SAMPLES
 from espalier.messages.records import read, write

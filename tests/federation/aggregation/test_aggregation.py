@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from pruning_kernels.fixed_point import from_words
 from pruning_kernels.votes.bitmask import unpack
 from tests.bench import Bench, summary

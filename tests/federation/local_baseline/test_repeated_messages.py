@@ -14,7 +14,7 @@ import client_app.methods.pruning.pooled_pruning
 import client_app.methods.tuning.fedpetuning
 import client_app.protocol.evaluation
 from espalier.errors import InputError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.blobs.masks import mask_specs
 from espalier.messages.message import MessageBody
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors

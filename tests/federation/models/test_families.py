@@ -12,7 +12,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from espalier.errors import InputError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.settings.run import parse
 from server_app.estimate.command import planned
 from server_app.estimate.estimate import Speeds

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from espalier.errors import EspalierError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from tests.bench import Bench, summary
 from tests.federation.sites.one_site import OneSite
 from tests.hf.hub_server import COMMIT, Hub, serving

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.settings.node import parse_node
 from espalier.settings.run import parse
 from espalier.training.private.sequences import private_sequences

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from espalier.errors import EspalierError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.settings.run import parse
 from espalier.storage.directory_lock import locked
 from server_app.preflight import open_all

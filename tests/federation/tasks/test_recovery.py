@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.hf.opening.opened_model import OpenedModel, open_model
 from espalier.models.adapters import adapter_plan
 from espalier.settings.run import parse
 from espalier.training.adapted_model import AdaptedModel

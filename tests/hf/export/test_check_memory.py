@@ -15,7 +15,7 @@ from espalier.hf.export.adapter import (
 from espalier.hf.export.encoder import check_encoder, export_encoder
 from espalier.hf.export.model import check_export, export_edited
 from espalier.hf.machine.traced_memory import LiveBytes
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.structured.export import check_structured, export_structured
 from espalier.hf.whole.adapters import merged

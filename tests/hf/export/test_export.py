@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from espalier.errors import EspalierError
 from espalier.hf.export.model import ExportError, check_export, export_edited, require_close
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream import edits
 from espalier.hf.stream.block_stream import BlockStream
 from tests.hf.tiny_models import llama_config, random_masks, save_model, token_sequences

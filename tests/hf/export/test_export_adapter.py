@@ -22,7 +22,7 @@ from espalier.hf.export import adapter as exporting
 from espalier.hf.export.adapter import check_adapter, export_adapter
 from espalier.hf.export.model import ExportError, export_edited
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits
 from espalier.hf.whole.adapters import merged

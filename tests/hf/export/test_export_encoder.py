@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
 from espalier.hf.export.encoder import export_encoder
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from tests.hf.tiny_encoders import ENCODERS, save_encoder
 
 CLASSES = ("entailment", "neutral", "contradiction")

@@ -20,7 +20,7 @@ from espalier.data.tasks.item import collate
 from espalier.evaluation.perplexity import mean_losses
 from espalier.hf.export.model import check_export, export_edited
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream import edits
 from espalier.hf.stream.block_stream import BlockStream, run_through
 from espalier.hf.stream.calibration import prune_by_block

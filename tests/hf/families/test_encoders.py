@@ -15,7 +15,7 @@ from transformers import AutoModelForSequenceClassification
 from espalier.errors import EspalierError
 from espalier.hf.families.family import Family
 from espalier.hf.families.table import BERT, ROBERTA
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.models.structure import sizes_of
 from tests.hf.tiny_encoders import ENCODERS, LINEARS, encoder_config, save_encoder

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from espalier.errors import EspalierError
 from espalier.hf.files import checkpoint
 from espalier.hf.files.checkpoint import Checkpoint, shard_header, write_shard
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.tensor_blobs import TensorSpec
 
 TENSORS = {

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from espalier.errors import InputError
 from espalier.hf.files.tensor_pieces import pieces
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from tests.hf.tiny_models import MIXTURES, save_model, tiny_config
 
 

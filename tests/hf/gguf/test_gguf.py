@@ -15,7 +15,7 @@ from espalier.errors import InputError
 from espalier.hf.export.peft_files import Adapted
 from espalier.hf.gguf.adapter_file import write_adapter
 from espalier.hf.gguf.model_file import write_model
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.edits import dense
 from pruning_kernels.lora.factors import Factors
 from tests.hf.gguf.gguf_models import LLAMA_3, save

@@ -25,7 +25,7 @@ from espalier.hf.export.peft_files import Adapted, edits_of
 from espalier.hf.gguf.adapter_file import write_adapter
 from espalier.hf.gguf.model_file import write_model
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.hf.opening.opened_model import OpenedModel, open_model
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits, dense
 from espalier.models.structure import Structure

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from espalier.hf.group_scores.taylor import taylor_scores
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.methods.pruning.llm_pruner import LlmPrunerSettings
 from espalier.models.groups import Groups
 from espalier.models.structure import GROUP_KINDS

@@ -17,7 +17,7 @@ from espalier.hf.group_scores.similar_groups import (
     similar_groups,
 )
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from tests.tiny_model import save_tiny_llama
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import OPTConfig, PretrainedConfig, Qwen3Config
 
 from espalier.hf.group_scores.streamline import likest, stretch_cosines
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from tests.hf.tiny_models import (
     CPU,

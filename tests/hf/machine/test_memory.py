@@ -21,7 +21,7 @@ from benchmarks.models.footprint import Footprint, footprint
 from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing
 from espalier.hf.nf4.matrices import bitsandbytes
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.whole.model import Base, load_whole
 from tests.hf.tiny_encoders import ENCODERS, encoder_config, save_encoder
 from tests.hf.tiny_models import llama_config, save_model

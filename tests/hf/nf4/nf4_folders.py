@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, OPTConfig, PretrainedConfig, Qwen
 from espalier.hf.nf4.cache import quantised_linears
 from espalier.hf.nf4.folder import write_quantised
 from espalier.hf.nf4.matrices import bitsandbytes, quantise
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from tests.hf.tiny_models import VOCABULARY, llama_config
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ import torch
 from espalier.errors import EspalierError
 from espalier.hf.nf4 import cache as quantised_cache
 from espalier.hf.nf4.cache import cache_key, quantised_linears
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.storage.client_state import VERSION_FILE, collect_old_runs, mark_as_ours
 from tests.hf.tiny_models import llama_config, save_model
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from espalier.hf.machine.computing import Computing
 from espalier.hf.nf4 import checkpoint
 from espalier.hf.nf4.matrices import bitsandbytes, nf4_bytes
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream, run_through
 from espalier.hf.whole.model import load_whole
 from tests.hf.nf4.nf4_folders import (
@@ -209,7 +209,7 @@ def test_its_hash_is_of_the_stored_bytes(folder: Path, saved: Callable[[str], Pa
 def test_it_is_opened_and_hashed_without_torch(folder: Path) -> None:
     program = (
         "import sys\nfor name in ('torch', 'transformers', 'bitsandbytes'): sys.modules[name] ="
-        " None\nfrom pathlib import Path\nfrom espalier.hf.opening.opened import"
+        " None\nfrom pathlib import Path\nfrom espalier.hf.opening.opened_model import"
         " OpenedModel\nprint(OpenedModel(Path(sys.argv[1])).sha256)"
     )
     done = subprocess.run(

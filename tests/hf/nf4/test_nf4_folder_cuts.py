@@ -14,7 +14,7 @@ from espalier.hf.export.model import check_export, export_edited
 from espalier.hf.files.checkpoint import Checkpoint
 from espalier.hf.machine.computing import Computing
 from espalier.hf.nf4.folder import write_quantised
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import dense
 from espalier.hf.structured.export import export_structured

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from espalier.errors import EspalierError
 from espalier.hf.nf4.checkpoint import QuantisedCheckpoint
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from tests.hf.nf4.nf4_folders import MATRIX, Change, handed_out, other
 
 

@@ -26,7 +26,7 @@ from espalier.hf.opening.base_check import (
     require_same_logits,
 )
 from espalier.hf.opening.disk_model import load_plain
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import dense
 from tests.hf.opening.changed_models import (

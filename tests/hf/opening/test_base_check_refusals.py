@@ -9,7 +9,7 @@ import torch
 from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.base_check import require_finite_weights, require_same_logits
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from tests.hf.opening.changed_models import (
     CPU,
     EMBEDDING,

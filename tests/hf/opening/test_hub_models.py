@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from espalier.environment.hub_models import cached_model, download_model
 from espalier.errors import EspalierError
-from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.hf.opening.opened_model import OpenedModel, open_model
 from espalier.launch.configuration import configuration
 from server_app.estimate.command import main as plan
 from tests.hf.hub_server import COMMIT, TOKEN, Hub, serving

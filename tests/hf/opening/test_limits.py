@@ -12,7 +12,7 @@ from transformers import OPTConfig
 
 from espalier.errors import EspalierError
 from espalier.hf.opening.base_check import require_within_limits, sequence_lengths
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.settings.run import parse
 from tests.hf.tiny_encoders import SIZES, save_encoder
 from tests.hf.tiny_models import VOCABULARY, llama_config, save_model

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from espalier.errors import EspalierError
 from espalier.hf.families import FAMILIES, family_of
 from espalier.hf.families.family import CANONICAL_LINEARS
-from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.hf.opening.opened_model import OpenedModel, open_model
 from tests.hf.tiny_models import llama_config, save_model
 from tests.tiny_model import save_tiny_llama
 

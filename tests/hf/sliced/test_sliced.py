@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from espalier.errors import EspalierError
 from espalier.hf.export.model import check_export, export_edited, logits_of
 from espalier.hf.nf4.folder import write_quantised
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.sliced.export import export_sliced
 from espalier.hf.sliced.rotated_checkpoint import SlicedModel
 from espalier.hf.sliced.signals import basis_of, mean_moments

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream import edits
 from espalier.hf.stream.block_stream import BlockStream, apply_prune_masks, run_through
 from tests.devices import assert_close

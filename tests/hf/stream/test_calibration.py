@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.hf.opening.opened_model import OpenedModel, open_model
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.calibration import prune_by_block, prune_layers
 from espalier.hf.stream.input_statistics import InputSquareSums

@@ -9,7 +9,7 @@ from transformers import OPTConfig
 
 from espalier.evaluation.perplexity import mean_losses
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream, logits_at, run_through, tokens_at_once
 from tests.devices import assert_close
 from tests.hf.tiny_models import (

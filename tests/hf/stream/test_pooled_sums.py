@@ -8,7 +8,7 @@ import torch
 
 from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.pooled_sums import (
     dense_sums,

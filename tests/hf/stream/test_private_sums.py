@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from espalier.data.privacy_units import padded
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.pooled_sums import dense_sums
 from espalier.hf.stream.private_sums import PrivateSums

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from espalier.errors import EspalierError
 from espalier.hf.files.checkpoint import Checkpoint, ReadingAhead
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream, run_through
 from tests.hf.tiny_models import CPU, token_sequences
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig
 
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.models.structure import Structure
 from tests.hf.tiny_encoders import encoder_config, save_encoder
 from tests.hf.tiny_models import DENSE, save_model, tiny_config

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from espalier.errors import EspalierError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.structured.selection import lowest
 from espalier.models.groups import Groups
 from espalier.settings.pruning import StructuredSettings

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.sliced.export import export_sliced
 from espalier.hf.sliced.rotated_checkpoint import SlicedModel
 from espalier.hf.sliced.signals import basis_of, mean_moments

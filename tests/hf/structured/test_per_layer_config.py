@@ -19,7 +19,7 @@ from transformers import (
 
 from espalier.errors import InputError
 from espalier.hf.nf4.folder import quantised_config
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.edits import dense
 from espalier.hf.structured import modeling_structured
 from espalier.hf.structured.configuration import build_config, load_config

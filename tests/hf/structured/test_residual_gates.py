@@ -16,7 +16,7 @@ from transformers import (
 
 from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream, run_through
 from espalier.hf.stream.edits import dense
 from espalier.hf.structured.export import export_structured

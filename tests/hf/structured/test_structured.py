@@ -12,7 +12,7 @@ from espalier.errors import EspalierError
 from espalier.evaluation.perplexity import mean_losses
 from espalier.hf.nf4.cache import cache_key, quantised_linears
 from espalier.hf.nf4.matrices import quantise
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream, run_through
 from espalier.hf.structured.cut_checkpoint import stretches
 from espalier.hf.structured.selection import open_cut

@@ -10,7 +10,7 @@ from transformers import AutoModelForSequenceClassification
 
 from espalier.hf.export.encoder import check_encoder, export_encoder
 from espalier.hf.export.model import ExportError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.structured.selection import cut_adapter_plan, cut_trained
 from espalier.hf.whole.adapters import merged
 from espalier.hf.whole.model import load_whole

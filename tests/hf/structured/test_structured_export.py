@@ -13,7 +13,7 @@ from torch import Tensor
 from espalier.errors import EspalierError
 from espalier.hf.export.model import export_edited
 from espalier.hf.families import FAMILIES
-from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.hf.opening.opened_model import OpenedModel, open_model
 from espalier.hf.stream.edits import WeightEdit, dense
 from espalier.hf.structured import modeling_structured
 from espalier.hf.structured.export import FORMS, best_form, export_structured, possible_forms
@@ -216,7 +216,7 @@ def test_opening_asks_for_no_custom_code(saved: dict[str, Path], tmp_path: Path)
         OpenedModel(base.directory, uneven(base)), dense, tmp_path / "model", "compact"
     )
     code = (
-        "import sys; from espalier.hf.opening.opened import open_model;"
+        "import sys; from espalier.hf.opening.opened_model import open_model;"
         " print(len(open_model(sys.argv[1]).tokenizer))"
     )
     done = subprocess.run(

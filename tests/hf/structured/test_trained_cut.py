@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.structured.selection import cut_adapter_plan, cut_trained
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.models.plan import ModelPlan

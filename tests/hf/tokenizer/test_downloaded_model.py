@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from espalier.errors import EspalierError
 from espalier.hf.opening.base_check import require_within_limits
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.tokenizer import downloaded_model
 from espalier.hf.tokenizer import process as tokenizer_process
 from espalier.hf.tokenizer.downloaded_model import (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from espalier.errors import EspalierError
-from espalier.hf.opening.opened import OpenedModel, opened_in
+from espalier.hf.opening.opened_model import OpenedModel, opened_in
 from espalier.hf.tokenizer.files import stored_template
 from tests.tiny_model import save_tiny_llama
 

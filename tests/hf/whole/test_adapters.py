@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from espalier.hf.families import FAMILIES
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.whole.adapters import (
     lora_config,
     merged,

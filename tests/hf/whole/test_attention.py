@@ -10,7 +10,7 @@ import torch
 from espalier.errors import EspalierError
 from espalier.hf.machine import computing as module
 from espalier.hf.machine.computing import set_up
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream, run_through
 from espalier.hf.whole.model import load_whole
 from espalier.settings.node import NodeSettings

@@ -12,7 +12,7 @@ from espalier.data.tasks.item import collate
 from espalier.errors import EspalierError
 from espalier.hf.machine import computing as machine
 from espalier.hf.machine.computing import set_up
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.whole import model as module
 from espalier.hf.whole.adapters import put_in, set_values
 from espalier.hf.whole.model import load_whole

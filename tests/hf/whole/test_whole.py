@@ -16,7 +16,7 @@ from espalier.hf.files import checkpoint
 from espalier.hf.machine.computing import Computing
 from espalier.hf.nf4 import cache
 from espalier.hf.nf4.matrices import bitsandbytes
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.whole.model import Base, head_parameters, load_whole
 from tests.hf.tiny_encoders import ENCODERS, save_encoder
 from tests.hf.tiny_models import (

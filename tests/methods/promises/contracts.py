@@ -11,7 +11,7 @@ from flwr.app import Array, Message
 from transformers import AutoTokenizer
 
 from espalier.errors import EspalierError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.contract import check, check_reply
 from espalier.messages.contracts import contract_for
 from espalier.messages.records import num_bytes, read

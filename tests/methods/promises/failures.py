@@ -7,7 +7,7 @@ import pytest
 from flwr.app import Message
 
 from espalier.errors import EspalierError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.contract import check_reply
 from espalier.messages.contracts import contract_for
 from espalier.messages.records import read, write

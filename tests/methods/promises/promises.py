@@ -14,7 +14,7 @@ import torch
 from flwr.app import Message
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.records import read
 from strategies.base.rounds import RunFailed
 from tests.bench import Bench, private_text, summary

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.numpy import load
 
 from espalier.errors import EspalierError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.records import read
 from strategies.base.rounds import RunFailed
 from tests.bench import EVALUATED, Bench, events, model_files, summary

@@ -13,7 +13,7 @@ from safetensors.numpy import load
 from transformers import AutoModelForCausalLM
 
 from espalier.data.client_text import client_samples
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.message import failure
 from espalier.messages.records import read, write
 from espalier.settings.node import parse_node

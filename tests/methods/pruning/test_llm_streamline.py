@@ -12,7 +12,7 @@ from flwr.app import Message
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.message import Header, MessageBody
 from espalier.messages.records import read
 from espalier.messages.tensor_blobs import unpack_tensors

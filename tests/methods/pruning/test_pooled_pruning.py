@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.numpy import load
 
 from espalier.data.client_text import client_samples
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.records import read, write
 from espalier.messages.tensor_blobs import pack_tensors
 from espalier.settings.node import parse_node

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from espalier.errors import EspalierError
-from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.hf.opening.opened_model import OpenedModel, open_model
 from tests.bench import Bench, summary
 from tests.federation.tasks.test_recovery import TUNED, perplexity
 from tests.methods.pruning.test_slicegpt import SMALL

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, OPTConfig, OPTForCausalLM
 
 from espalier.errors import EspalierError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.contract import check
 from espalier.messages.contracts import contract_for
 from espalier.messages.message import Header, MessageBody

@@ -11,7 +11,7 @@ import torch
 from flwr.app import Message
 from safetensors.torch import load
 
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.messages.blobs.adapters import pack_adapters
 from espalier.messages.records import read
 from espalier.models.adapters import adapter_plan

@@ -10,7 +10,7 @@ import torch
 from flwr.app import Array, Message
 from safetensors.torch import load, save
 
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.messages.records import STYPE, read
 from espalier.models.adapters import adapter_plan
 from espalier.settings.tables.fleet import read_fleet

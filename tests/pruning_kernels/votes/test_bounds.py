@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pruning_kernels.selection import lowest
-from pruning_kernels.votes import most_voted, votes
+from pruning_kernels.votes import vote_selection, votes
 from pruning_kernels.votes.bitmask import pack
 from pruning_kernels.votes.votes import VoteCounter, select_most_voted
 
@@ -22,7 +22,7 @@ INSTRUCTIONS = {
 @pytest.fixture
 def kernels_as_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Replace each kernel by the Python function it is compiled from, for matrices of any size."""
-    for module in (lowest, most_voted):
+    for module in (lowest, vote_selection):
         for name, found in list(vars(module).items()):
             if hasattr(found, "py_func"):
                 monkeypatch.setattr(module, name, found.py_func)
@@ -64,7 +64,7 @@ def test_wrong_threshold_guess_is_corrected(
     for plane, words in enumerate(counted.planes):
         words[:] = pack(counts >> plane & 1 == 1)
     monkeypatch.setattr(votes, "WORTH_COMPILING", 0)
-    monkeypatch.setattr(most_voted, "_guess", lambda planes, share: guess)
+    monkeypatch.setattr(vote_selection, "_guess", lambda planes, share: guess)
     assert (
         counted.most_voted(share, "layer", None) == pack(select_most_voted(counts, share, "layer"))
     ).all()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from espalier.amounts import size as as_size
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.settings.run import parse
 from server_app.estimate import node_fit
 from server_app.estimate.command import planned

@@ -15,7 +15,7 @@ from espalier.hf.machine.computing import Computing
 from espalier.hf.machine.machine_memory import resident
 from espalier.hf.machine.traced_memory import LiveBytes
 from espalier.hf.opening.config_only_model import described
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.whole.adapters import put_in
 from espalier.hf.whole.model import load_whole
 from espalier.methods.tuning.adapters.tensors import trained

@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig
 
 from espalier.hf.opening.config_only_model import described
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.structured.selection import lowest
 from espalier.messages.blobs.cuts import pack_bits
 from espalier.messages.tensor_blobs import packed_bytes, wire_specs

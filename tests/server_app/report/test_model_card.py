@@ -6,7 +6,7 @@ from typing import Any, get_args
 import pytest
 from huggingface_hub import ModelCard
 
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.settings.registry import METHODS
 from espalier.settings.run import parse
 from espalier.settings.tables.data import DataSettings

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.blobs.adapters import unpack_adapters
 from espalier.settings.run import parse
 from espalier.storage.blobs import BlobStore

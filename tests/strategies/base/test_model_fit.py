@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from espalier.errors import InputError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.settings.registry import METHODS
 from espalier.settings.run import parse
 from strategies.base.method import require_fit

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.settings.run import parse
 from espalier.storage.blobs import BlobStore
 from espalier.training.alignment import Places

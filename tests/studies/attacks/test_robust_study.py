@@ -10,7 +10,7 @@ import torch
 from benchmarks.robust import __main__ as command
 from benchmarks.robust import study
 from benchmarks.robust.attacks import ADAPTERS, ALL_ONES, INVERTED, RANDOM, SUMS, BadClient
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.settings.run import parse
 from pruning_kernels.votes.bitmask import pack, unpack
 from tests.bench import home, private_text

@@ -19,7 +19,7 @@ from benchmarks.fedsoda.sources import is_public, make_sources
 from benchmarks.fedsoda.studies import CHANCE, COSTS, DENSE, PERPLEXITIES, SCORES, STUDIES
 from benchmarks.reporting.rows import Rows
 from espalier.data.tasks.catalogue import task_named
-from espalier.data.tasks.reading import items_in
+from espalier.data.tasks.task_source import items_in
 from espalier.errors import EspalierError
 from espalier.methods.tuning.fedsoda import FedSodaSettings
 from espalier.settings.run import RunSettings, parse

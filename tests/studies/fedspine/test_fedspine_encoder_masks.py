@@ -19,7 +19,7 @@ from benchmarks.fedspine.tasks import cuts, encoder_masks, runs
 from benchmarks.fedspine.tasks import study as task_study
 from benchmarks.fedspine.tasks.encoder_masks import Place, mask_gradients, mask_tuned, masked
 from espalier.data.tasks.item import Batch
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.whole.adapters import module_path
 from espalier.models.structure import READERS
 from tests.tiny_model import save_tiny_roberta

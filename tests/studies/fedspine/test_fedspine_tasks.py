@@ -15,7 +15,7 @@ from benchmarks.fedspine.tasks.compared import CHOICES
 from benchmarks.reports import write_again
 from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.whole.model import load_whole
 from espalier.training.loop import Loop
 from strategies.fleet import fleet_of

@@ -15,7 +15,7 @@ from benchmarks.reporting.rows import Rows
 from espalier.data.public_text import public_samples
 from espalier.errors import EspalierError
 from espalier.hf.machine.computing import set_up
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.settings.run import parse
 from tests.bench import EVALUATED, model_files, private_text

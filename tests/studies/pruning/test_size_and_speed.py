@@ -14,7 +14,7 @@ from benchmarks.size_and_speed.programs import FILES, LLAMA_CPP, Job, Measure, m
 from benchmarks.size_and_speed.report import FIGURES, KEYS, write_report
 from benchmarks.size_and_speed.subjects import Subject, open_dense, open_subject
 from espalier.errors import InputError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.edits import dense as unchanged
 from espalier.hf.structured.export import export_structured
 from espalier.models.structure import Structure

@@ -13,7 +13,7 @@ from benchmarks.smaller.bench import Bench
 from benchmarks.smaller.studies import STUDIES
 from benchmarks.smaller.times import write_times
 from espalier.errors import EspalierError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from tests.bench import home, private_text
 
 CONDITIONS: dict[str, Any] = {

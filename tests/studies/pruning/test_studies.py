@@ -16,7 +16,7 @@ from benchmarks.studies.rows import Row, Rows
 from espalier.data.public_text import public_samples
 from espalier.errors import EspalierError
 from espalier.hf.machine.computing import set_up
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.settings.run import parse
 from tests.bench import EVALUATED, private_text, summary

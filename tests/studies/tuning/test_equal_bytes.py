@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.task_runs.equal_bytes import MOST_ROUNDS, rounds_within
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.settings.run import parse
 from server_app.estimate.messages.traffic import RunTraffic, unread_tests
 from tests.bench import Bench

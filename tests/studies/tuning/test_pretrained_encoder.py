@@ -12,7 +12,7 @@ from safetensors.torch import load
 from benchmarks.tuning import pretrain_encoder
 from benchmarks.tuning.pretrain_encoder import NOT_CHOSEN, Recipe
 from espalier.errors import EspalierError
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from tests.studies.tuning.test_tuning_studies import text
 
 TINY = Recipe(

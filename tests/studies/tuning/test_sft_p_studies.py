@@ -13,7 +13,7 @@ from benchmarks.sft_p import conditioning, paper, studies, tables
 from benchmarks.sft_p.__main__ import main
 from benchmarks.sft_p.studies import FIGURES, KEYS, STUDIES, rounds_to_budget
 from benchmarks.smaller.bench import Bench
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.hf.structured.residual_gates import ResidualGates
 from espalier.models.adapters import AdapterPlan
 from espalier.models.structure import as_ranges

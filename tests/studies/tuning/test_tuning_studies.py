@@ -17,7 +17,7 @@ from benchmarks.tuning.report import Table, cells_of, write_report
 from benchmarks.tuning.studies import FIGURES, KEYS, STUDIES, Bench, first_records
 from espalier.errors import EspalierError
 from espalier.hf.machine.computing import set_up
-from espalier.hf.opening.opened import open_model
+from espalier.hf.opening.opened_model import open_model
 from espalier.settings.run import parse
 from tests.bench import EVALUATED
 from tests.bench import Bench as Federated

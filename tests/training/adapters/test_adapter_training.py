@@ -15,7 +15,7 @@ from transformers import OPTConfig, PretrainedConfig
 from espalier.data.tasks.encoding import Encoded
 from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.whole.adapters import put_in, set_values
 from espalier.hf.whole.model import load_whole
 from espalier.models.adapters import AdapterPlan, adapter_plan

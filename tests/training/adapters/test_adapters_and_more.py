@@ -18,7 +18,7 @@ from espalier.data.tasks.encoding import Encoded
 from espalier.data.tasks.item import Batch
 from espalier.hf.export.adapter import export_adapter
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.whole.full_tensors import Names, stored_values
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.settings.run import RunSettings, parse

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, OPTConfig, OPTForCausalLM
 from espalier.data.tasks.item import Batch
 from espalier.hf.families import FAMILIES
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import dense
 from espalier.methods.tuning.adapters.tensors import trained

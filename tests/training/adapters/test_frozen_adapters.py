@@ -8,7 +8,7 @@ from torch import Tensor
 
 from espalier.data.tasks.item import Batch
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.settings.run import parse
 from espalier.settings.tables.lora import LoraSettings

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from espalier.data.tasks.item import Batch
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.structured.selection import cut_trained
 from espalier.messages.blobs.cuts import pack_bits
 from espalier.methods.tuning.fedspine import FedSpineSettings, trained

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.methods.tuning.sft_p import WIDTH, SftPSettings, lora_plan
 from espalier.models.mask_generator import num_parameters
 from espalier.models.structure import RESIDUAL_KINDS

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.hf.opening.opened import OpenedModel, opened_in
+from espalier.hf.opening.opened_model import OpenedModel, opened_in
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.training.adapted_model import AdaptedModel
 from espalier.training.adapter_training import AdapterTraining

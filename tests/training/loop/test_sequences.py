@@ -8,7 +8,7 @@ import pytest
 from espalier.data.client_items import client_items
 from espalier.data.tasks.catalogue import TASKS
 from espalier.errors import EspalierError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings, parse
 from espalier.training.sequences import client_sequences

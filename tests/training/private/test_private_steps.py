@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from espalier.errors import EspalierError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.privacy.noise import SeededBits
 from espalier.training.adapted_model import flattened
 from espalier.training.loss import num_counted, summed_loss

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.records import read
 from tests.bench import Bench, Home, summary
 from tests.in_process import InProcessGrid

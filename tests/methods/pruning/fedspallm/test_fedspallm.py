@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load, save
 
 from espalier.errors import EspalierError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.records import STYPE
 from espalier.storage.blobs import sha256
 from tests.bench import EVALUATED, Bench, model_files, summary

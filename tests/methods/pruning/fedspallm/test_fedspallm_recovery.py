@@ -9,7 +9,7 @@ import pytest
 
 import client_app.methods.pruning.fedspallm_layers
 from espalier.errors import InputError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.records import read
 from tests.bench import Bench, events, model_files, summary
 from tests.methods.promises.federations import Uninterrupted, silent_after_enrolment

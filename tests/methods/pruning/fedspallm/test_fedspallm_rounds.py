@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from espalier.errors import InputError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.message import MessageBody
 from espalier.messages.records import read
 from strategies.base.rounds import RunFailed

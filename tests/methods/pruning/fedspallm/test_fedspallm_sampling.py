@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from espalier.errors import EspalierError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.records import read
 from espalier.methods.pruning.fedspallm import sparsity_of
 from espalier.settings.run import parse

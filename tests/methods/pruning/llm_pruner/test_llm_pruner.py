@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from espalier.errors import EspalierError
 from espalier.hf.group_scores.taylor import taylor_scores
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.message import MessageBody
 from espalier.messages.records import STYPE, read
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors

@@ -14,7 +14,7 @@ from safetensors.torch import load, load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import client_app.methods.tuning.fedsoda
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.message import MessageBody
 from espalier.messages.records import read
 from espalier.models.adapters import Tensors

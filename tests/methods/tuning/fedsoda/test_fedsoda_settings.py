@@ -16,7 +16,7 @@ from safetensors.torch import load, load_file
 import client_app.methods.tuning.fedsoda
 from client_app.methods.tuning import fedpetuning as tuning
 from espalier.errors import EspalierError
-from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.hf.opening.opened_model import OpenedModel, open_model
 from espalier.messages.message import MessageBody
 from espalier.messages.records import address, read
 from espalier.methods.tuning.adapters.tensors import trained

@@ -12,7 +12,7 @@ from safetensors.torch import load, load_file
 from transformers import AutoModelForCausalLM
 
 from espalier.errors import EspalierError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from strategies.base.rounds import RunFailed
 from tests.bench import Bench, model_files, summary
 from tests.methods.promises.contracts import outgoing_bytes

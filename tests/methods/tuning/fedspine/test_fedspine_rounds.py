@@ -11,7 +11,7 @@ import torch
 from flwr.app import Message
 from safetensors.torch import load_file
 
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.message import MessageBody
 from espalier.messages.records import read, write
 from espalier.messages.tensor_blobs import tensor_specs

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load, load_file
 
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.structured.residual_gates import ResidualGates
 from espalier.methods.tuning.sft_p import shape_of
 from espalier.settings.run import RunSettings, parse

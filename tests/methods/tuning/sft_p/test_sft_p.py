@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from client_app.methods.tuning.sft_p import OUTWARD
 from espalier.errors import EspalierError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.structured.residual_gates import ResidualGates
 from espalier.messages.records import read
 from espalier.methods.tuning.sft_p import trained

@@ -15,7 +15,7 @@ from safetensors.torch import load
 from client_app.methods.tuning.sft_p import own_target
 from client_app.site import Site
 from espalier.errors import EspalierError
-from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.structured.residual_gates import ResidualGates
 from espalier.messages.message import SCHEMA_VERSION, Header
 from espalier.messages.records import read

@@ -1,6 +1,6 @@
 """Keeper process: starts a command, and ends it and its descendants when the parent is gone.
 
-    python keeper.py FOLDER SECONDS COMMAND ...
+    python process_keeper.py FOLDER SECONDS COMMAND ...
 
 Its standard input is a pipe whose other end only the parent holds, so the kernel reports the
 parent's end, for every cause. The keeper also ends everything when the command itself ends. It

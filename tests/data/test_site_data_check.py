@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from espalier.data import sufficiency
+from espalier.data import site_data_check
 from espalier.data.files.records import Record
-from espalier.data.sufficiency import require_enough
+from espalier.data.site_data_check import require_enough
 from espalier.errors import EspalierError
 from espalier.settings.node import NodeSettings, simulated_node
 from espalier.settings.run import RunSettings, parse
@@ -46,7 +46,7 @@ def text(number: int) -> str:
 
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sufficiency, "LARGE", 0)
+    monkeypatch.setattr(site_data_check, "LARGE", 0)
 
 
 def test_a_small_file_is_read_whole(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_large_file_is_read_only_as_needed(tmp_path: Path, monkeypatch: pytest.M
             read.append(index)
             yield f"passage number {index:05d}"
 
-    monkeypatch.setattr(sufficiency, "site_texts", records)
+    monkeypatch.setattr(site_data_check, "site_texts", records)
     require_enough(settings(), site(tmp_path / "a.txt"), letters)
     assert len(read) <= 16
     assert max(ENCODED) <= 16 * 22
@@ -98,7 +98,7 @@ def test_the_site_s_own_number_of_windows_counts(tmp_path: Path) -> None:
 def test_items_of_a_task_are_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_of_a_large_file: int
 ) -> None:
-    monkeypatch.setattr(sufficiency, "LARGE", bytes_of_a_large_file)
+    monkeypatch.setattr(site_data_check, "LARGE", bytes_of_a_large_file)
     file = tmp_path / "a.jsonl"
     tuned = settings(method="fedpetuning", task__name="sst2")
     file.write_text(
@@ -130,7 +130,7 @@ def test_site_without_data_is_refused() -> None:
 def test_windows_below_min_tokens_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_of_a_large_file: int
 ) -> None:
-    monkeypatch.setattr(sufficiency, "LARGE", bytes_of_a_large_file)
+    monkeypatch.setattr(site_data_check, "LARGE", bytes_of_a_large_file)
     (tmp_path / "a.txt").write_text(text(100))
     require_enough(settings(), site(tmp_path / "a.txt", min_tokens=64), letters)
     with pytest.raises(EspalierError, match="min-tokens = 65"):

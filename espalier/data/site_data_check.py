@@ -25,7 +25,7 @@ from espalier.data.passages import is_held_out, split
 from espalier.data.privacy_units import record_windows
 from espalier.data.samples import Encode
 from espalier.data.tasks.catalogue import task_of
-from espalier.data.tasks.reading import items_in
+from espalier.data.tasks.task_source import items_in
 from espalier.errors import EspalierError
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
