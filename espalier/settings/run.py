@@ -169,29 +169,10 @@ def parse(
     InputError
         The message has one line for every wrong key, type, value or combination.
     """
-    nested: dict[str, Any] = {}
-    tables = {key.partition(".")[0] for key in flat if "." in key}
-    for key, value in flat.items():
-        table, dot, name = key.partition(".")
-        if dot:
-            nested.setdefault(table, {})[name] = value
-        elif key not in tables:
-            nested[key] = value
-    mistakes = [
-        f"{key} = {flat[key]!r}: is a table, set its keys" for key in sorted(tables & flat.keys())
-    ]
-    if nested.pop(JOB, None) is not None:
-        mistakes.append(f"{JOB}: unknown key; a method's table has its name")
-    method = nested.get("method", DEFAULT_METHOD)
-    for table in sorted(tables - {*all_tables(), *GENERAL, JOB}):
-        known = keys_in_order(method)
-        mistakes += [unknown_key(f"{table}.{key}", known) for key in nested.pop(table)]
-    if not isinstance(method, str) or method not in METHODS:
-        close = difflib.get_close_matches(str(method), METHODS, n=1)
-        meant = f"did you mean '{close[0]}'? " if close else ""
-        mistakes.append(f"method = {method!r}: {meant}choose one of {', '.join(METHODS)}")
-        method = nested["method"] = None
-    else:
+    nested, mistakes = _nested(flat)
+    method, more = _method_of(nested)
+    mistakes += more
+    if method:
         mistakes += unread_by_hand(flat, method, by_hand)
     valid, more = _validated_tables(nested, method)
     mistakes += more
@@ -220,6 +201,41 @@ def parse(
             "the run's settings are wrong:\n" + "\n".join(f"  {line}" for line in mistakes)
         )
     return settings
+
+
+def _nested(flat: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the values by table and key, and an error line per key in the place of a table."""
+    nested: dict[str, Any] = {}
+    tables = {key.partition(".")[0] for key in flat if "." in key}
+    for key, value in flat.items():
+        table, dot, name = key.partition(".")
+        if dot:
+            nested.setdefault(table, {})[name] = value
+        elif key not in tables:
+            nested[key] = value
+    mistakes = [
+        f"{key} = {flat[key]!r}: is a table, set its keys" for key in sorted(tables & flat.keys())
+    ]
+    if nested.pop(JOB, None) is not None:
+        mistakes.append(f"{JOB}: unknown key; a method's table has its name")
+    known = keys_in_order(nested.get("method", DEFAULT_METHOD))
+    for table in sorted(tables & nested.keys() - {*all_tables(), *GENERAL}):
+        mistakes += [unknown_key(f"{table}.{key}", known) for key in nested.pop(table)]
+    return nested, mistakes
+
+
+def _method_of(nested: dict[str, Any]) -> tuple[str | None, list[str]]:
+    """Return the chosen method, or None and an error line if there is no such method.
+
+    A wrong method becomes None in ``nested``, so that it is reported once.
+    """
+    method = nested.get("method", DEFAULT_METHOD)
+    if isinstance(method, str) and method in METHODS:
+        return method, []
+    nested["method"] = None
+    close = difflib.get_close_matches(str(method), METHODS, n=1)
+    meant = f"did you mean '{close[0]}'? " if close else ""
+    return None, [f"method = {method!r}: {meant}choose one of {', '.join(METHODS)}"]
 
 
 def _validated_tables(
