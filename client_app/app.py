@@ -61,8 +61,8 @@ def job_of(method: str) -> ModuleType:
 
 def _push(site: Site, request: MessageBody) -> MessageBody:
     """Store a part of the federated result."""
-    taken: MessageBody = part(METHODS[request.header.method].push)(site, request)
-    return taken
+    answer: MessageBody = part(METHODS[request.header.method].push)(site, request)
+    return answer
 
 
 def _compute(site: Site, request: MessageBody) -> MessageBody:

@@ -50,7 +50,7 @@ def quality(bench: Bench, rows: Rows, chosen: Sequence[str] = METHODS) -> None:
         }
         wanted = [{**cell, "text": text} for cell in cells.values() for text in texts]
         if rows.missing(iter(wanted)):
-            varied = {**own, **_private(epsilon, own), "seed": seed}
+            varied = {**_at(epsilon, own), "seed": seed}
             varied |= {"data.source": "files", "data.path": str(bench.dealt())}
             varied["num-clients"] = len(bench.private)
             folder = f"{seed}-{epsilon:g}-{name.replace(' ', '-').replace(',', '')}"
@@ -58,11 +58,7 @@ def quality(bench: Bench, rows: Rows, chosen: Sequence[str] = METHODS) -> None:
 
 
 def _pruning(sparsity: float) -> dict[str, Any]:
-    return {
-        "method": "pooled-pruning",
-        "pruning.sparsity": sparsity,
-        "data.num-samples": SAMPLES,
-    }
+    return {"method": "pooled-pruning", "pruning.sparsity": sparsity}
 
 
 def _tuning(batch: int) -> dict[str, Any]:
@@ -78,14 +74,14 @@ def _tuning(batch: int) -> dict[str, Any]:
     }
 
 
-def _private(epsilon: float, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of ``[privacy]``; none without differential privacy."""
+def _at(epsilon: float, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a method's settings at an epsilon; private sums are made of all records."""
+    samples = {"data.num-samples": SAMPLES} if chosen["method"] == "pooled-pruning" else {}
     if epsilon == inf:
-        return {}
-    found = {"privacy.epsilon": epsilon, "privacy.delta": DELTA, "privacy.noise": "seed"}
-    if chosen["method"] == "fedpetuning":
-        found["privacy.sampling-rate"] = RATE
-    return found
+        return {**chosen, **samples}
+    rate = {} if samples else {"privacy.sampling-rate": RATE}
+    noise = {"privacy.epsilon": epsilon, "privacy.delta": DELTA, "privacy.noise": "seed"}
+    return {**chosen, **noise, **rate}
 
 
 def _add(rows: Rows, cells: Mapping[str, dict[str, Any]], run: Path) -> None:

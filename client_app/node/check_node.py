@@ -62,8 +62,8 @@ def accepts(site: Site) -> Iterator[str]:
             # Runs that count for the limit, with those of other servers.
             request = f" within {count(node.keep_days, 'day')}; {len(runs_answered(site)):,} so far"
         yield f"{limit.replace('_', '-')} {node.most(limit):,}{request}"
-    brought = node.max_bytes_of_models()
-    yield f"models that a run sends: {f'at most {brought:,} bytes' if brought else 'none'}"
+    model_bytes = node.max_bytes_of_models()
+    yield f"models that a run sends: {f'at most {model_bytes:,} bytes' if model_bytes else 'none'}"
     own = "may leave" if node.own_text else "do not leave"
     yield (
         f"an answer needs at least {count(node.fewest_tokens(), 'token')}; losses on own text {own}"

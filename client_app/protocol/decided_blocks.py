@@ -38,7 +38,7 @@ class NextBlock:
 
     site: Site
     request: MessageBody
-    brought: Callable[[int], Edits]
+    decided_edits: Callable[[int], Edits]
     """Function of the index of the block before: its edits, by the blobs of this request."""
     pushed: Callable[[int], Edits]
     """Function of a number of blocks: the edits of the first blocks, as the server pushed them.
@@ -92,7 +92,7 @@ class NextBlock:
             samples = _samples(earlier, left)
             with earlier.opened(left["hidden"]) as hidden:
                 activations = stream.resume(samples, hidden)
-            _walk(stream, activations, range(before, before + 1), self.brought(before))
+            _walk(stream, activations, range(before, before + 1), self.decided_edits(before))
         else:
             # 3. The states are lost: start again, and pass through all decided blocks.
             decided_before = self._pushed_again()

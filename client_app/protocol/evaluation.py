@@ -83,7 +83,7 @@ def evaluate_once(site: Site, request: MessageBody, evaluation: Evaluation) -> M
         own.pop(request.header.kind, None)
         # The final result is pushed as if for one more round.
         # The evaluation rests on everything that this round stored and the server pushed.
-        return {"own": own, "pushed": state.documents(number + 1), "model": state.brought()}
+        return {"own": own, "pushed": state.documents(number + 1), "model": state.model_documents()}
 
     return answer_once(site, request, lambda _: evaluation(), results)
 

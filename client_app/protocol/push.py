@@ -6,7 +6,7 @@ from espalier.messages.message import Header, MessageBody, NoFields
 from espalier.storage.blobs import BlobStore
 
 
-def take(site: Site, request: MessageBody) -> MessageBody:
+def store_part(site: Site, request: MessageBody) -> MessageBody:
     """Answer a ``push``: store the part.
 
     A part that is sent again has the same content and overwrites the first copy.
@@ -23,7 +23,7 @@ def take(site: Site, request: MessageBody) -> MessageBody:
     return reply_to(request, NoFields())
 
 
-def taken(
+def pushed_parts(
     site: Site, header: Header, num_parts: int, first: int = 0
 ) -> tuple[BlobStore, dict[str, str], list[dict[str, object]]]:
     """Return the parts that the server pushed, beginning with part ``first``.
@@ -45,36 +45,36 @@ def taken(
 
 
 def pushed_blobs(site: Site, header: Header, num_parts: int) -> dict[str, bytes]:
-    """Return the blobs of ``taken``, by key."""
-    store, hashes, _ = taken(site, header, num_parts)
+    """Return the blobs of ``pushed_parts``, by key."""
+    store, hashes, _ = pushed_parts(site, header, num_parts)
     return {key: store.get(blob) for key, blob in hashes.items()}
 
 
-def after(header: Header) -> Header:
+def result_header(header: Header) -> Header:
     """Return the header under which the result of a round is pushed: that of the next round."""
     return header.model_copy(update={"server_round": header.server_round + 1})
 
 
-def brought(site: Site, request: MessageBody, first: int = 0) -> dict[str, bytes]:
+def start_blobs(site: Site, request: MessageBody, first: int = 0) -> dict[str, bytes]:
     """Return the blobs that the work on a ``train`` request begins with.
 
     All parts but the last were pushed before; the last part is in the request. Without blobs in the
     request, the work begins without any.
     """
     store = site.state(request.header).blobs(request.header.server_round)
-    hashes = pushed_hashes(site, request, first)
+    hashes = start_hashes(site, request, first)
     # Blobs of the request have precedence.
     return {key: store.get(blob) for key, blob in hashes.items()} | request.blobs
 
 
-def pushed_hashes(site: Site, request: MessageBody, first: int = 0) -> dict[str, str]:
-    """Return the SHA-256 of the blobs in the pushed parts of ``brought``, by key.
+def start_hashes(site: Site, request: MessageBody, first: int = 0) -> dict[str, str]:
+    """Return the SHA-256 of the blobs in the pushed parts of ``start_blobs``, by key.
 
     Both directions have the same parts, and ``first`` is the number of the first one.
     """
     # The last part is in the request itself.
     num_parts = site.contract.num_parts - 1 if request.blobs else 0
-    _, hashes, _ = taken(site, request.header, num_parts, first)
+    _, hashes, _ = pushed_parts(site, request.header, num_parts, first)
     return hashes
 
 

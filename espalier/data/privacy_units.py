@@ -21,14 +21,14 @@ from espalier.settings.run import RunSettings
 SHORTEST = 2
 """Minimum number of tokens of a sequence, of which one is predicted."""
 
-Windows = list[tuple[int, ...]]
+Sequences = list[tuple[int, ...]]
 """Token sequences of one record or group."""
 
 
 @redacted_errors
-def record_windows(
+def record_sequences(
     settings: RunSettings, node: NodeSettings, encode: Encode, client: int
-) -> list[Windows]:
+) -> list[Sequences]:
     """Return the sequences of each record or group, of at most ``data.sequence-length`` tokens.
 
     Records that are shorter than two tokens have none and are left out. Raises InputError if the
@@ -36,20 +36,20 @@ def record_windows(
     """
     length = settings.data.sequence_length
     found = [
-        windows
+        sequences
         for passages in records_of_client(settings, node, client)
-        if (windows := windows_of(encode(BETWEEN.join(passages)), length))
+        if (sequences := cut_sequences(encode(BETWEEN.join(passages)), length))
     ]
     require_records(len(found))
-    tokens = sum(len(window) for windows in found for window in windows)
+    tokens = sum(len(sequence) for sequences in found for sequence in sequences)
     require_tokens(node, tokens, "give the site more data")
     return found
 
 
-def windows_of(tokens: Sequence[int], length: int) -> Windows:
+def cut_sequences(tokens: Sequence[int], length: int) -> Sequences:
     """Cut the tokens of one record or group; the last sequence may be shorter."""
     cut = (tuple(tokens[start : start + length]) for start in range(0, len(tokens), length))
-    return [window for window in cut if len(window) >= SHORTEST]
+    return [sequence for sequence in cut if len(sequence) >= SHORTEST]
 
 
 def require_records(number: int) -> None:
@@ -64,7 +64,7 @@ def require_records(number: int) -> None:
         )
 
 
-def padded(windows: Sequence[Sequence[int]], length: int) -> tuple[Tensor, Tensor]:
+def padded(sequences: Sequence[Sequence[int]], length: int) -> tuple[Tensor, Tensor]:
     """Return sequences padded on the right with token 0, and the length of each.
 
     All are padded to a length that does not depend on them, so that no record changes the shape in
@@ -75,8 +75,8 @@ def padded(windows: Sequence[Sequence[int]], length: int) -> tuple[Tensor, Tenso
     (samples, lengths)
         (sequences, length) and (sequences,), int64
     """
-    lengths = torch.tensor([len(window) for window in windows], dtype=torch.int64)
-    samples = torch.zeros(len(windows), length, dtype=torch.int64)
-    for row, window in zip(samples, windows, strict=True):
-        row[: len(window)] = torch.tensor(window, dtype=torch.int64)
+    lengths = torch.tensor([len(sequence) for sequence in sequences], dtype=torch.int64)
+    samples = torch.zeros(len(sequences), length, dtype=torch.int64)
+    for row, sequence in zip(samples, sequences, strict=True):
+        row[: len(sequence)] = torch.tensor(sequence, dtype=torch.int64)
     return samples, lengths

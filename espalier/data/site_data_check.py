@@ -22,7 +22,7 @@ from espalier.data.data_protection import redacted_errors, require_own_data, req
 from espalier.data.files.files import CLIENT_KEYS
 from espalier.data.files.formats import open_rows
 from espalier.data.passages import is_held_out, split
-from espalier.data.privacy_units import record_windows
+from espalier.data.privacy_units import record_sequences
 from espalier.data.samples import Encode
 from espalier.data.tasks.catalogue import task_of
 from espalier.data.tasks.task_source import items_in
@@ -60,7 +60,7 @@ def require_enough(settings: RunSettings, node: NodeSettings, encode: Encode) ->
     if not node.data_path and (of_the_run or (data.origin in BUILT_IN_TEXTS and not on_items)):
         return
     if settings.privacy.on and not on_items:
-        record_windows(settings, node, encode, ANY_CLIENT)
+        record_sequences(settings, node, encode, ANY_CLIENT)
         return
     # Groups are counted in the whole file.
     if _size(node.data_path) > LARGE and not node.fewest_groups():

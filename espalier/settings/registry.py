@@ -43,7 +43,7 @@ class Row:
 
     It has ``contract`` (for train and fetch), ``push_contract`` and, optionally, ``EXAMPLES``.
     """
-    push: str = "client_app.protocol.push:take"
+    push: str = "client_app.protocol.push:store_part"
     """Function of site and request that handles a ``push`` message at a client.
 
     It works without torch if it only transfers bytes.

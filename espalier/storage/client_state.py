@@ -256,7 +256,7 @@ class PrivateState:
         """
         return _hashes(sorted((self.folder / _round(server_round)).glob("*.json")))
 
-    def brought(self) -> dict[str, str]:
+    def model_documents(self) -> dict[str, str]:
         """Return the SHA-256 of the documents on a pushed model and emulator, by name.
 
         The server pushes both for the whole run (FedSODA).

@@ -21,7 +21,7 @@ from espalier.data.client_text import (
     training_samples,
 )
 from espalier.data.data_protection import redacted_errors
-from espalier.data.privacy_units import record_windows
+from espalier.data.privacy_units import record_sequences
 from espalier.data.tasks.catalogue import task_of
 from espalier.data.tasks.chat_encoding import chat_sequences, template_of
 from espalier.data.tasks.encoding import Encoded, Marked, encode_pair, prompt_encoder
@@ -246,7 +246,7 @@ def read_client_data(
     tokens = settings.data.sequence_length
     on_text = not settings.tunes or settings.task.name == TEXT
     if settings.privacy.on and on_text:
-        number = len(record_windows(settings, node, model.encode, client))
+        number = len(record_sequences(settings, node, model.encode, client))
         found = [f"{count(number, 'record or group', 'records or groups')}, for a private run"]
     elif not settings.tunes:
         number = len(client_samples(settings, node, model.encode, client))

@@ -158,6 +158,8 @@ class Rounds:
     _over: bool = field(default=False, init=False)
     """True after the last round: a client that fails now keeps its contribution."""
     _seating: Seating | None = field(default=None, init=False)
+    _next_look: float = field(default=0.0, init=False)
+    """Time of the next search for new nodes."""
 
     def seat_with(self, seating: Seating) -> None:
         """Let ``seating`` find nodes and move seats while replies are awaited."""
@@ -317,11 +319,11 @@ class Rounds:
         # 1. Send the first request to each client.
         pending = [self._sent(request, patience) for request in requests]
         last: dict[int, Request] = {}
-        next_look = self.clock.now() + LOOK_SECONDS
         last_reply = self.clock.now()
+        self._next_look = last_reply + LOOK_SECONDS
         # Near the end of the round's time, clients still get the time of one message with its
         # attempts.
-        ends = max(self.ends, self.clock.now() + min(self._of_a_message(), self.round_seconds()))
+        ends = max(self.ends, last_reply + min(self._of_a_message(), self.round_seconds()))
         # 2. Collect replies until each client has answered or is given up.
         while pending:
             # The round's time is up: whoever has not answered is dropped.
@@ -330,20 +332,9 @@ class Rounds:
                 return
             idle = True
             for entry in list(pending):
-                # The client was dropped while this loop ran.
-                if entry not in pending:
-                    continue
-                reply = self.pull(entry.message_id) if entry.message_id is not None else None
+                # ``pending`` changes while this loop runs.
+                reply = self._pulled(entry, pending) if entry in pending else None
                 if reply is None:
-                    # Being late is not enough in a simulation: another client may occupy the
-                    # worker.
-                    late = (
-                        self.clock.now() >= entry.deadline
-                        and not self._extend_deadlines_while_working(pending)
-                    )
-                    # A message without an id was not sent; its node may have reconnected by now.
-                    if entry.message_id is None or late:
-                        self._send_again(entry, pending, _late(entry.seat), late=late)
                     continue
                 idle = False
                 last_reply = self.clock.now()
@@ -362,16 +353,33 @@ class Rounds:
                 del body
             # 3. Nothing arrived in this pass: look for new nodes, then wait.
             if pending and idle:
-                if not self._extend_deadlines_while_working(pending):
-                    self.progress.waiting(_waited_for(pending, self.clock.now()))
-                if self.clock.now() >= next_look:
-                    if self._seating is not None:
-                        self._seating.look_for_nodes()
-                    next_look = self.clock.now() + LOOK_SECONDS
-                # Replies come close together; after a while without any, it is enough to ask seldom.
-                self.clock.sleep(
-                    POLL_SECONDS if self.clock.now() < last_reply + A_WHILE else SELDOM_SECONDS
-                )
+                self._wait(pending, last_reply)
+
+    def _pulled(self, entry: _Pending, pending: list[_Pending]) -> Message | None:
+        """Return the reply to an open message; without one, send the message again if it is late."""
+        reply = self.pull(entry.message_id) if entry.message_id is not None else None
+        if reply is not None:
+            return reply
+        # Being late is not enough in a simulation: another client may occupy the worker.
+        late = self.clock.now() >= entry.deadline and not self._extend_deadlines_while_working(
+            pending
+        )
+        # A message without an id was not sent; its node may have reconnected by now.
+        if entry.message_id is None or late:
+            self._send_again(entry, pending, _late(entry.seat), late=late)
+        return None
+
+    def _wait(self, pending: list[_Pending], last_reply: float) -> None:
+        """Show who is waited for, look for new nodes from time to time, and sleep."""
+        if not self._extend_deadlines_while_working(pending):
+            self.progress.waiting(_waited_for(pending, self.clock.now()))
+        if self.clock.now() >= self._next_look:
+            if self._seating is not None:
+                self._seating.look_for_nodes()
+            self._next_look = self.clock.now() + LOOK_SECONDS
+        # Replies come close together; after a while without any, it is enough to ask seldom.
+        recent = self.clock.now() < last_reply + A_WHILE
+        self.clock.sleep(POLL_SECONDS if recent else SELDOM_SECONDS)
 
     def somebody_works(self) -> bool:
         """Return True if a simulated client is working, and show the clients' progress lines."""

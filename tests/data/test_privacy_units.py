@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from espalier.data.privacy_units import padded, record_windows, windows_of
+from espalier.data.privacy_units import cut_sequences, padded, record_sequences
 from espalier.errors import EspalierError
 from espalier.settings.node import NodeSettings, parse_node, simulated_node
 from espalier.settings.run import parse
@@ -28,7 +28,7 @@ def found(node: NodeSettings, **changes: Any) -> list[list[tuple[int, ...]]]:
         "method": "pooled-pruning", "privacy.epsilon": 1.0, "evaluation.local-baseline": False, "data.sequence-length": 4,
     }  # fmt: skip
     given = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
-    return record_windows(parse(flat | given), node, encode, 0)
+    return record_sequences(parse(flat | given), node, encode, 0)
 
 
 def at_a_site(folder: Path, path: Path, **more: Any) -> NodeSettings:
@@ -49,9 +49,9 @@ def kept(records: list[dict[str, str]], **more: str) -> list[dict[str, str]]:
 
 
 def test_tokens_of_a_record_are_cut() -> None:
-    assert windows_of(range(9), 4) == [(0, 1, 2, 3), (4, 5, 6, 7)]
-    assert windows_of(range(10), 4) == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9)]
-    assert windows_of([7], 4) == []
+    assert cut_sequences(range(9), 4) == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert cut_sequences(range(10), 4) == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9)]
+    assert cut_sequences([7], 4) == []
 
 
 def test_sequences_are_padded_behind_their_end() -> None:

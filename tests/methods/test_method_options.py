@@ -61,7 +61,7 @@ class TestOptions(Federations):
             return answers
 
         monkeypatch.setattr(contract, "push_contract", push_contract)
-        monkeypatch.setattr("client_app.protocol.push.take", take_part)
+        monkeypatch.setattr("client_app.protocol.push.store_part", take_part)
         monkeypatch.setattr(Rounds, "push_parts", push_parts)
         document = summary(on_own_text.run())
         assert document["finished"] == 4

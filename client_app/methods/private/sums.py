@@ -7,7 +7,7 @@ leave the site masked, and only in a sum with enough sites (``client_app.protoco
 
 from client_app.protocol.private_answer import NO_SECONDS, Begin, answer_privately
 from client_app.site import Site
-from espalier.data.privacy_units import padded, record_windows
+from espalier.data.privacy_units import padded, record_sequences
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.private_sums import PrivateSums
 from espalier.messages.message import MessageBody
@@ -21,19 +21,19 @@ def train(site: Site, request: MessageBody) -> MessageBody:
     header = request.header
 
     def work(state: PrivateState, guarantee: Guarantee, begin: Begin) -> Report:
-        windows = record_windows(site.settings, site.node, site.model.encode, header.client)
+        sequences = record_sequences(site.settings, site.node, site.model.encode, header.client)
         stream = BlockStream(site.model, site.computing)
         bits = begin()
         records = []
         chosen = []
         # Poisson sampling: each record takes part with this probability, independently of the
         # others.
-        for record in bits.sampled(len(windows), guarantee.draw.sampling_rate):
+        for record in bits.sampled(len(sequences), guarantee.draw.sampling_rate):
             most = site.settings.privacy.max_sequences
             # A record contributes a bounded number of sequences.
-            for place in bits.chosen(range(len(windows[record])), most):
+            for place in bits.chosen(range(len(sequences[record])), most):
                 records.append(record)
-                chosen.append(windows[record][place])
+                chosen.append(sequences[record][place])
         samples, lengths = padded(chosen, site.settings.data.sequence_length)
         sums = PrivateSums(stream, guarantee.site_multiplier, bits)
         store = state.blobs(header.server_round)

@@ -8,7 +8,7 @@ no step is skipped, and the duration is reported as 0.
 from client_app.methods.tuning.round_adapters import begins_with, cache_of, keep_blobs
 from client_app.protocol.errors import kernel_errors
 from client_app.protocol.private_answer import NO_SECONDS, Begin, answer_privately
-from client_app.protocol.push import brought, pushed_hashes
+from client_app.protocol.push import start_blobs, start_hashes
 from client_app.site import Site
 from espalier.hf.whole.folded_updates import folded_in
 from espalier.messages.message import MessageBody, validate
@@ -33,7 +33,7 @@ def train(site: Site, request: MessageBody) -> MessageBody:
     def tune(state: PrivateState, guarantee: Guarantee, begin: Begin) -> TuningReport:
         draw = guarantee.draw
         start = begins_with(
-            site, adapters, brought(site, request), server_round=header.server_round
+            site, adapters, start_blobs(site, request), server_round=header.server_round
         )
         sent = of_round(adapters, site.settings, header.server_round)
         # Both factors are loaded, even if only one is trained in this round.
@@ -69,7 +69,7 @@ def train(site: Site, request: MessageBody) -> MessageBody:
             blob_sha256=hashes,
         )
 
-    return answer_privately(site, request, tune, lambda _: dict(pushed_hashes(site, request)))
+    return answer_privately(site, request, tune, lambda _: dict(start_hashes(site, request)))
 
 
 def _steps(

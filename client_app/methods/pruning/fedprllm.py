@@ -15,7 +15,7 @@ from client_app.protocol.decided_blocks import NextBlock, make_own_masks
 from client_app.protocol.errors import kernel_errors
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation
 from client_app.protocol.local_baseline import stored_local_baseline
-from client_app.protocol.push import taken
+from client_app.protocol.push import pushed_parts
 from client_app.site import Site
 from espalier.hf.stream.block_stream import Activations, BlockStream
 from espalier.hf.stream.calibration import choose_in_dense_block, prune_by_block
@@ -38,7 +38,7 @@ def train(site: Site, request: MessageBody) -> MessageBody:
     pruning = _local_pruning(site)
     scaled = _continues_scaled(site)
 
-    def brought(before: int) -> Edits:
+    def decided_edits(before: int) -> Edits:
         # Block by block, only the block before is decided with this request.
         voters = {before: request.fields.get("num_voters", [0])[0]}
         return _edits(site, request.blobs.__getitem__, voters, scaled=scaled)
@@ -55,7 +55,7 @@ def train(site: Site, request: MessageBody) -> MessageBody:
     return NextBlock(
         site,
         request,
-        brought,
+        decided_edits,
         lambda number: _pushed(site, request.header, number, scaled=scaled),
     ).answer(vote)
 
@@ -102,7 +102,7 @@ def evaluate(site: Site, request: MessageBody) -> Evaluation:
 def _pushed(site: Site, header: Header, decided: int, *, scaled: bool) -> Edits:
     """Return the edits of the first ``decided`` blocks, as the server pushed them."""
     parts = decided_parts(site.model.plan, site.settings, decided)
-    store, hashes, decisions = taken(site, header, len(parts))
+    store, hashes, decisions = pushed_parts(site, header, len(parts))
     voters = [number for one in decisions for number in validate(Decision, one).num_voters]
     return _edits(site, lambda key: store.get(hashes[key]), dict(enumerate(voters)), scaled=scaled)
 

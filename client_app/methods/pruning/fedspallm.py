@@ -8,7 +8,12 @@ until newer versions replace them.
 import time
 from collections.abc import Callable, Mapping
 
-from client_app.methods.pruning.fedspallm_layers import Held, hold, holds, stored_layers
+from client_app.methods.pruning.fedspallm_layers import (
+    StoredLayers,
+    are_stored,
+    store_layers,
+    stored_layers,
+)
 from client_app.protocol.answer_once import answer_once, stored_reply
 from client_app.protocol.calibration import samples_of
 from client_app.protocol.errors import kernel_errors
@@ -41,15 +46,15 @@ def train(site: Site, request: MessageBody) -> MessageBody:
 
     # Layers up to the last sampled one determine the calibration inputs, and so the answer.
     def layers_before(state: PrivateState) -> dict[str, str]:
-        held = stored_layers(state, header.server_round).items()
+        stored = stored_layers(state, header.server_round).items()
         last = sampled.blocks[-1]
         # Hashes of the layers before: the same request with other layers is another request.
-        return {index: layer["blob"] for index, layer in held if int(index) <= last}
+        return {index: layer["blob"] for index, layer in stored if int(index) <= last}
 
     def require_layers(state: PrivateState) -> None:
-        held = stored_layers(state, header.server_round)
+        stored = stored_layers(state, header.server_round)
         # Round 1 starts from the dense model, with versions of 0.
-        if not holds(state, held, sampled.versions, range(sampled.blocks[-1] + 1)):
+        if not are_stored(state, stored, sampled.versions, range(sampled.blocks[-1] + 1)):
             raise StateLost("this client no longer holds the layers that the server sent")
 
     return answer_once(site, request, prune, layers_before, require_layers)
@@ -61,9 +66,9 @@ def _prune(
     """Prune the sampled layers of the global model, and store each as soon as it is pruned."""
     started = time.monotonic()
     server_round = request.header.server_round
-    held = stored_layers(state, server_round)
+    stored = stored_layers(state, server_round)
     # Recorded for this round before the work: a repeated request finds the same layers.
-    hold(state, server_round, held)
+    store_layers(state, server_round, stored)
     samples = samples_of(site, request.header)
     job = site.settings.of(FedSpaLLMSettings)
     store = state.blobs(server_round)
@@ -73,7 +78,7 @@ def _prune(
     pruning = LocalPruning(job.local_method, sparsity, job.local_group, job.damping_mean)
     with kernel_errors():
         stream = BlockStream(site.model, site.computing)
-        edits = _global(site, state, held)
+        edits = _global(site, state, stored)
         # Inputs pass through the pruned layers of the global model.
         for layer in prune_layers(stream, samples, pruning, sampled.blocks, edits):
             hashes.append(store.put(pack_kept(layer.matrices)))
@@ -95,16 +100,16 @@ def evaluate(site: Site, request: MessageBody) -> Evaluation:
     kept = stored_reply(site, header, "layers")
     sampled = validate(SampledBlocks, kept["order"])
     hashes = dict(zip(sampled.blocks, kept["report"]["blob_sha256"], strict=True))
-    held = stored_layers(state, header.server_round)
+    stored = stored_layers(state, header.server_round)
     others = [index for index in range(len(site.model.plan.blocks)) if index not in hashes]
     # A client's own model needs the layers of the global model that it did not prune itself.
-    if not holds(state, held, sampled.versions, others):
+    if not are_stored(state, stored, sampled.versions, others):
         raise InputError(
             "evaluate: this client does not hold the layers that the server sent; run the round"
             " again"
         )
-    before = _global(site, state, held)
-    pruned = _stored(site, lambda index: state.blobs(header.server_round).get(hashes[index]))
+    before = _global(site, state, stored)
+    pruned = _edits(site, lambda index: state.blobs(header.server_round).get(hashes[index]))
 
     def alone(index: int) -> Mapping[str, WeightEdit]:
         return pruned(index) if index in hashes else before(index)
@@ -118,13 +123,13 @@ def evaluate(site: Site, request: MessageBody) -> Evaluation:
     )
 
 
-def _global(site: Site, state: PrivateState, held: Held) -> Edits:
+def _global(site: Site, state: PrivateState, stored: StoredLayers) -> Edits:
     """Return the edits that turn the base model into the global one, for the layers stored here."""
-    stored = _stored(site, lambda index: state.lasting().get(held[str(index)]["blob"]))
-    return lambda index: stored(index) if str(index) in held else {}
+    edits = _edits(site, lambda index: state.lasting().get(stored[str(index)]["blob"]))
+    return lambda index: edits(index) if str(index) in stored else {}
 
 
-def _stored(site: Site, blob: Callable[[int], bytes]) -> Edits:
+def _edits(site: Site, blob: Callable[[int], bytes]) -> Edits:
     plan = site.model.plan
     return replaced(
         lambda index: {

@@ -18,7 +18,13 @@ from client_app.protocol.answer_once import answer_once, stored_reply
 from client_app.protocol.calibration import answer_from_samples, samples_of
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation
 from client_app.protocol.local_baseline import make_local_baseline, stored_local_baseline
-from client_app.protocol.push import after, brought, pushed_blobs, pushed_hashes, taken
+from client_app.protocol.push import (
+    pushed_blobs,
+    pushed_parts,
+    result_header,
+    start_blobs,
+    start_hashes,
+)
 from client_app.site import Site
 from espalier.data.data_protection import require_tokens
 from espalier.errors import EspalierError
@@ -65,7 +71,7 @@ def train(site: Site, request: MessageBody) -> MessageBody:
         site,
         request,
         lambda state: _train(site, state, request),
-        lambda _: pushed_hashes(site, request),
+        lambda _: start_hashes(site, request),
     )
 
 
@@ -86,7 +92,7 @@ def _train(site: Site, state: PrivateState, request: MessageBody) -> LayerReport
     steps = site.settings.of(LlmStreamlineSettings).steps
     start = validate(Replace, request.fields).start
     first = first_layer(site.model, start)
-    blobs = brought(site, request)
+    blobs = start_blobs(site, request)
     # In round 2 the layer begins as the base model's block.
     begun = read_layer(blobs, first, federation) if blobs else first
     samples = samples_of(site, header)
@@ -212,11 +218,11 @@ def _alone(site: Site, header: Header) -> OpenedModel:
 def _federated(site: Site, header: Header) -> OpenedModel:
     """Return the federated result that the server pushed after the last round."""
     # The first part names the stretch, from which the number of parts follows.
-    _, _, (order, *_) = taken(site, after(header), 1)
+    _, _, (order, *_) = pushed_parts(site, result_header(header), 1)
     start = validate(Replace, order).start
     if site.settings.of(LlmStreamlineSettings).replacement == "none":
         return open_streamlined(site.model, start, _span(site), None)
     num_parts = len(layer_parts(site.model.plan, site.settings, start))
-    blobs = pushed_blobs(site, after(header), num_parts)
+    blobs = pushed_blobs(site, result_header(header), num_parts)
     layer = read_layer(blobs, first_layer(site.model, start), site.settings.federation)
     return open_streamlined(site.model, start, _span(site), layer)

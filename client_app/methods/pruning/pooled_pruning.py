@@ -15,7 +15,7 @@ from client_app.protocol.decided_blocks import NextBlock, make_own_masks
 from client_app.protocol.errors import kernel_errors
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation
 from client_app.protocol.local_baseline import stored_local_baseline
-from client_app.protocol.push import taken
+from client_app.protocol.push import pushed_parts
 from client_app.site import Site
 from espalier.hf.stream.block_stream import Activations, BlockStream
 from espalier.hf.stream.edits import Edits, masked
@@ -106,7 +106,7 @@ def _own_masks(site: Site, header: Header) -> tuple[BlobStore, dict[str, str]]:
 def _pushed(site: Site, header: Header, decided: int) -> Edits:
     """Return the edits of the first ``decided`` blocks, as the server pushed them."""
     parts = decided_parts(site.model.plan, site.settings, decided)
-    store, hashes, _ = taken(site, header, len(parts))
+    store, hashes, _ = pushed_parts(site, header, len(parts))
     return _edits(site, lambda key: store.get(hashes[key]))
 
 

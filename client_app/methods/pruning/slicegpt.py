@@ -15,7 +15,7 @@ from client_app.protocol.answer_once import answer_once, stored_reply
 from client_app.protocol.calibration import samples_of
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation, require_own_text
 from client_app.protocol.local_baseline import make_local_baseline, stored_local_baseline
-from client_app.protocol.push import taken
+from client_app.protocol.push import pushed_parts
 from client_app.site import Site
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.sliced.rotated_checkpoint import SlicedModel
@@ -127,5 +127,5 @@ def _alone(site: Site, header: Header) -> OpenedModel:
 def _federated(site: Site, header: Header) -> OpenedModel:
     """Return the federated result that the server pushed after the round."""
     parts = parts_of(basis_specs(site.model.plan, site.settings), site.settings.part_bytes)
-    store, hashes, _ = taken(site, header, len(parts))
+    store, hashes, _ = pushed_parts(site, header, len(parts))
     return _sliced(site, store, [hashes[place] for place in places(site.model.plan)])

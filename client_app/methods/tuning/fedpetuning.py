@@ -26,7 +26,7 @@ from client_app.protocol.evaluation import (
     require_own_data,
 )
 from client_app.protocol.local_baseline import make_local_baseline, stored_local_baseline
-from client_app.protocol.push import after, brought, pushed_blobs, pushed_hashes
+from client_app.protocol.push import pushed_blobs, result_header, start_blobs, start_hashes
 from client_app.site import Site
 from espalier.data.data_protection import require_tokens
 from espalier.hf.stream.edits import Edits
@@ -99,7 +99,7 @@ def train(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Message
 
     # An order with other pushed adapters is another request.
     return answer_once(
-        site, request, tune, lambda _: {**beside.rests_on, **pushed_hashes(site, request)}
+        site, request, tune, lambda _: {**beside.rests_on, **start_hashes(site, request)}
     )
 
 
@@ -125,7 +125,7 @@ def _train(
     """Train, store all blobs, and return the report."""
     started = time.monotonic()
     server_round = request.header.server_round
-    start = begins_with(site, adapters, brought(site, request), server_round=server_round)
+    start = begins_with(site, adapters, start_blobs(site, request), server_round=server_round)
     sent = of_round(adapters, site.settings, server_round)
     # The schedule continues over the rounds.
     steps = site.settings.training.steps
@@ -254,7 +254,7 @@ def evaluate(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Eval
 
     def federated() -> Tensors:
         # The result is pushed as if for one more round.
-        end = after(header)
+        end = result_header(header)
         num_parts = len(parts(whole, site.settings, end.server_round))
         blobs = pushed_blobs(site, end, num_parts)
         found = begins_with(site, whole, blobs, server_round=end.server_round)

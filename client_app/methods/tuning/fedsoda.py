@@ -9,7 +9,7 @@ from torch import Tensor
 from client_app.methods.tuning import fedpetuning
 from client_app.protocol.evaluation import Evaluation
 from client_app.protocol.model_download import offered_sha256, take_offer, take_piece
-from client_app.protocol.push import take
+from client_app.protocol.push import store_part
 from client_app.site import Site, reply_to
 from espalier.errors import EspalierError, StateLost
 from espalier.hf.opening.base_check import require_within_limits
@@ -39,14 +39,14 @@ It is kept apart from the alignments, so that a missing alignment is noticed.
 """
 
 
-def take_any(site: Site, request: MessageBody) -> MessageBody:
+def answer_push(site: Site, request: MessageBody) -> MessageBody:
     """Answer a ``push`` for the sub-model, for its emulator's LoRA, or for the adapters."""
     what = request.fields.get("what")
     if what == "model":
         return take_offer(site, request)
     if what == "piece":
         return take_piece(site, request)
-    return _take_emulator(site, request) if what == "emulator" else take(site, request)
+    return _take_emulator(site, request) if what == "emulator" else store_part(site, request)
 
 
 def _take_emulator(site: Site, request: MessageBody) -> MessageBody:

@@ -30,7 +30,13 @@ from client_app.protocol.evaluation import (
     require_own_data,
 )
 from client_app.protocol.local_baseline import make_local_baseline
-from client_app.protocol.push import after, brought, pushed_blobs, pushed_hashes, taken
+from client_app.protocol.push import (
+    pushed_blobs,
+    pushed_parts,
+    result_header,
+    start_blobs,
+    start_hashes,
+)
 from client_app.site import Site
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.edits import Edits
@@ -144,16 +150,16 @@ def train(site: Site, request: MessageBody) -> MessageBody:
         return _train(site, state, request, own)
 
     # The cut and the adapters are both inputs of the answer.
-    return answer_once(
-        site, request, work, lambda _: pushed_hashes(site, request, first=FIRST_PART)
-    )
+    return answer_once(site, request, work, lambda _: start_hashes(site, request, first=FIRST_PART))
 
 
 def _train(site: Site, state: PrivateState, request: MessageBody, own: CutModel) -> SpineReport:
     """Train, store all blobs and the measured importances, and return the report."""
     started = time.monotonic()
     server_round = request.header.server_round
-    start = round_adapters.begins_with(site, own.adapters, brought(site, request, first=FIRST_PART))
+    start = round_adapters.begins_with(
+        site, own.adapters, start_blobs(site, request, first=FIRST_PART)
+    )
     training, watch = _training(site, own, request.header.client)
     steps = site.settings.training.steps
     first_step = (server_round - 1) * steps
@@ -298,7 +304,7 @@ def evaluate(site: Site, request: MessageBody) -> Evaluation:
 def _pushed(site: Site, header: Header) -> tuple[CutModel, Tensors]:
     """Return the final cut and adapters of this device."""
     # The first part contains the cut, and the number of parts follows from the cut.
-    store, hashes, _ = taken(site, after(header), 1)
+    store, hashes, _ = pushed_parts(site, result_header(header), 1)
     own = CutModel(site, store.get(hashes[STRUCTURE]))
-    blobs = pushed_blobs(site, after(header), len(parts(own.adapters, site.settings)))
+    blobs = pushed_blobs(site, result_header(header), len(parts(own.adapters, site.settings)))
     return own, round_adapters.begins_with(site, own.adapters, blobs)

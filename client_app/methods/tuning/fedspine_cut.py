@@ -9,7 +9,7 @@ the server knows, the device cuts nothing, and training continues with the cut o
 """
 
 from client_app.protocol.answer_once import answer_once
-from client_app.protocol.push import take
+from client_app.protocol.push import store_part
 from client_app.site import Site
 from espalier.messages.blobs.cuts import pack_bits, read_bits
 from espalier.messages.message import MessageBody, NoFields, validate
@@ -29,7 +29,7 @@ def answer_push(site: Site, request: MessageBody) -> MessageBody:
     header = request.header
     if header.part > 0 or header.server_round > site.settings.federation.rounds:
         # Only part 0 asks for a cut. After the last round, every part belongs to the final result.
-        return take(site, request)
+        return store_part(site, request)
 
     state = site.state(header)
     store = state.blobs(header.server_round)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from client_app.protocol.push import taken
+from client_app.protocol.push import pushed_parts
 from client_app.site import Site
 from espalier.amounts import count
 from espalier.data.tasks.catalogue import task_of
@@ -129,5 +129,5 @@ def pushed_cut(
 ) -> OpenedModel:
     """Open the federated smaller model that the server pushed."""
     parts = parts_of(cut_specs(site.model.plan, biases, scaled), site.settings.part_bytes)
-    store, hashes, _ = taken(site, header, len(parts))
+    store, hashes, _ = pushed_parts(site, header, len(parts))
     return open_cut(site.model, lambda index: store.get(hashes[block_key(index)]), biases)

@@ -27,7 +27,7 @@ from client_app.protocol.evaluation import (
     require_own_data,
 )
 from client_app.protocol.local_baseline import make_local_baseline
-from client_app.protocol.push import after, brought, pushed_blobs, pushed_hashes
+from client_app.protocol.push import pushed_blobs, result_header, start_blobs, start_hashes
 from client_app.site import Site
 from espalier.data.client_text import validation_samples
 from espalier.errors import EspalierError, InputError, StateLost
@@ -196,7 +196,7 @@ def train(site: Site, request: MessageBody) -> MessageBody:
         return _train(site, state, request, order.rank_limit)
 
     # Pushed parts of the generator and LoRA are inputs of the answer.
-    return answer_once(site, request, work, lambda _: pushed_hashes(site, request))
+    return answer_once(site, request, work, lambda _: start_hashes(site, request))
 
 
 def _first(site: Site) -> Tensors:
@@ -210,7 +210,7 @@ def _train(site: Site, state: PrivateState, request: MessageBody, rank_limit: in
     plan = trained(site.model.plan, settings, rank_limit)
     steps = settings.training.steps
     # Initial values of the generator and LoRA follow from the seed.
-    start = round_adapters.begins_with(site, plan, brought(site, request), _first)
+    start = round_adapters.begins_with(site, plan, start_blobs(site, request), _first)
     training = _training(site, state, header)
     first_step = (header.server_round - 1) * settings.training.steps
     fedpetuning.require_enough(site, training, range(first_step, first_step + steps))
@@ -251,7 +251,7 @@ def local_baseline(site: Site, request: MessageBody) -> MessageBody:
 
     def make(state: PrivateState) -> dict[str, Any]:
         # A repeated request must not fit the embedding again.
-        if order.fits and EMBEDDING not in _conditioning(state, after(header)):
+        if order.fits and EMBEDDING not in _conditioning(state, result_header(header)):
             _fit(site, state, header)
         if job.keep_models and (target := own_folder(site, state)) is not None:
             mine = SmallerModel.of(site, header, *_own(site, state, header))
@@ -287,18 +287,18 @@ def _own(site: Site, state: PrivateState, header: Header) -> tuple[Tensors, Tens
     # Without personal embeddings all clients have the same one.
     job = site.settings.of(SftPSettings)
     needed = job.conditioned and job.has_local_baseline
-    if needed and EMBEDDING not in _conditioning(state, after(header)):
+    if needed and EMBEDDING not in _conditioning(state, result_header(header)):
         raise StateLost(
             f"{header.kind}: this client no longer has its embedding, without which it has no model"
             " of its own"
         )
-    return _pushed(site, header), own_embedding(site, state, after(header))
+    return _pushed(site, header), own_embedding(site, state, result_header(header))
 
 
 def _pushed(site: Site, header: Header) -> Tensors:
     """Return the final generator and LoRA."""
     plan = trained(site.model.plan, site.settings)
-    blobs = pushed_blobs(site, after(header), len(parts(plan, site.settings)))
+    blobs = pushed_blobs(site, result_header(header), len(parts(plan, site.settings)))
     return round_adapters.begins_with(site, plan, blobs, _first)
 
 

@@ -26,7 +26,7 @@ from espalier.methods.pruning.llm_pruner import (
     score_name,
 )
 from espalier.models.groups import Cut, Groups
-from espalier.models.plan import LinearPlan
+from espalier.models.plan import LinearPlan, ModelPlan
 from espalier.models.structure import (
     COLUMNS,
     GROUP_KINDS,
@@ -76,40 +76,8 @@ def taylor_scores(
         are kept; None for the number of samples
     """
     whole = load_whole(model, computing, "float32")
-    blocks = cut_blocks(model.plan, job)
-    scores = {
-        index: {
-            kind: torch.zeros(
-                getattr(sizes_of(model.plan, model.plan.blocks[index]), kind)
-            ).double()
-            for kind in GROUP_KINDS
-        }
-        for index in blocks
-    }
-    weights = [
-        (index, linear, _weight(model, whole, index, linear))
-        for index in blocks
-        for linear in model.plan.blocks[index].linears
-        # Gradients of masks need only the matrices that read prunable groups.
-        if job.element != "squared" or COLUMNS[linear.name] in GROUP_KINDS
-    ]
+    found = _Scores(model, whole, job, of_samples)
     squared = job.element == "squared"
-    gradients = _Gradients(job.rearranged)
-
-    def collect() -> None:
-        for index, linear, weight in weights:
-            if weight.grad is not None and squared:
-                # The gradient of a mask on a group's output is the sum over the matrix that reads it.
-                kind = COLUMNS[linear.name]
-                size = group_size(model.plan, linear.name, kind)
-                of_masks = coupled_sums(weight.detach() * weight.grad, 1, size).cpu()
-                scores[index][kind].add_(of_masks.square() / of_samples)
-                gradients.note(index, kind, of_masks)
-            elif weight.grad is not None:
-                _add(model, scores[index], linear, weight.detach() * weight.grad, job)
-            # Free the gradient before the next step.
-            weight.grad = None
-
     for batch in beats(
         # The Fisher information needs the gradient of each single sample.
         samples.split(1 if squared else samples_per_batch(samples.shape[1])),
@@ -121,12 +89,68 @@ def taylor_scores(
         (loss if squared else loss * (len(batch) / of_samples)).backward()
         # Magnitudes are taken of the gradient of all samples; other scores are sums over steps.
         if job.element != "absolute":
-            collect()
+            found.collect()
     if job.element == "absolute":
-        collect()
-    for index, own in scores.items():
-        own |= gradients.factors(index, of_samples, max_rows or len(samples))
-    return scores
+        found.collect()
+    return found.with_factors(max_rows or len(samples))
+
+
+class _Scores:
+    """Scores of all prunable groups, to which gradients are added step by step.
+
+    Creating it enables the gradients of the weights of ``whole`` that scores need.
+    """
+
+    def __init__(
+        self, model: OpenedModel, whole: nn.Module, job: LlmPrunerSettings, of_samples: int
+    ) -> None:
+        self._model = model
+        self._job = job
+        self._of_samples = of_samples
+        self._gradients = _Gradients(job.rearranged)
+        blocks = cut_blocks(model.plan, job)
+        self._scores = {index: _zeros(model.plan, index) for index in blocks}
+        self._weights = [
+            (index, linear, _weight(model, whole, index, linear))
+            for index in blocks
+            for linear in model.plan.blocks[index].linears
+            # Gradients of masks need only the matrices that read prunable groups.
+            if job.element != "squared" or COLUMNS[linear.name] in GROUP_KINDS
+        ]
+
+    def collect(self) -> None:
+        """Add what the present gradients say, and free them."""
+        for index, linear, weight in self._weights:
+            if weight.grad is not None:
+                product = weight.detach() * weight.grad
+                if self._job.element == "squared":
+                    self._add_squared(index, linear, product)
+                else:
+                    _add(self._model, self._scores[index], linear, product, self._job)
+            # Free the gradient before the next step.
+            weight.grad = None
+
+    def _add_squared(self, index: int, linear: LinearPlan, product: Tensor) -> None:
+        """Add the squares of the masks' gradients of one sample."""
+        # The gradient of a mask on a group's output is the sum over the matrix that reads it.
+        kind = COLUMNS[linear.name]
+        size = group_size(self._model.plan, linear.name, kind)
+        of_masks = coupled_sums(product, 1, size).cpu()
+        self._scores[index][kind].add_(of_masks.square() / self._of_samples)
+        self._gradients.note(index, kind, of_masks)
+
+    def with_factors(self, max_rows: int) -> dict[int, dict[str, Tensor]]:
+        """Return the scores with the Fisher factors, and free the gradients of the latter."""
+        return {
+            index: own | self._gradients.factors(index, self._of_samples, max_rows)
+            for index, own in self._scores.items()
+        }
+
+
+def _zeros(plan: ModelPlan, index: int) -> dict[str, Tensor]:
+    """Return a score of zero for each prunable group of a block, float64."""
+    sizes = sizes_of(plan, plan.blocks[index])
+    return {kind: torch.zeros(getattr(sizes, kind), dtype=torch.float64) for kind in GROUP_KINDS}
 
 
 def _weight(model: OpenedModel, whole: nn.Module, index: int, linear: LinearPlan) -> nn.Parameter:

@@ -3,7 +3,7 @@
 from espalier.data.client_items import item_groups
 from espalier.data.client_text import group_field
 from espalier.data.data_protection import redacted_errors, require_tokens
-from espalier.data.privacy_units import record_windows, require_records
+from espalier.data.privacy_units import record_sequences, require_records
 from espalier.data.tasks.encoding import Encoded
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.settings.node import NodeSettings
@@ -47,7 +47,7 @@ def _of_text(
     """Return sequences of text, of which every token counts."""
     encoded: list[Encoded] = []
     records: Records = []
-    for windows in record_windows(settings, node, model.encode, client):
-        records.append(list(range(len(encoded), len(encoded) + len(windows))))
-        encoded += [Encoded(window, len(window)) for window in windows]
+    for sequences in record_sequences(settings, node, model.encode, client):
+        records.append(list(range(len(encoded), len(encoded) + len(sequences))))
+        encoded += [Encoded(sequence, len(sequence)) for sequence in sequences]
     return encoded_sequences(encoded), records

@@ -203,7 +203,7 @@ class KeptResult(RunResult):
         }
 
 
-class HeldLayers:
+class ClientLayers:
     """Version of every layer at every client; at first all clients have the dense model."""
 
     def __init__(self, result: KeptResult, part_bytes: int) -> None:
@@ -225,8 +225,8 @@ class HeldLayers:
 
     def stale(self, client: int, model: Layers) -> list[int]:
         """Return the layers whose version at a client differs from the model's."""
-        held = self._held(client)
-        return [index for index, version in enumerate(model.versions) if version != held[index]]
+        own = self._versions_at(client)
+        return [index for index, version in enumerate(model.versions) if version != own[index]]
 
     def push(
         self,
@@ -270,13 +270,13 @@ class HeldLayers:
                 list(rounds.exchange(requests))
         # Noted after the exchange, also for clients that failed: they receive nothing more.
         for client in parts:
-            held = self._held(client)
+            own = self._versions_at(client)
             self._versions[client] = [
-                model.versions[index] if index in stale[client] else held[index]
-                for index in range(len(held))
+                model.versions[index] if index in stale[client] else own[index]
+                for index in range(len(own))
             ]
 
-    def _held(self, client: int) -> list[int]:
+    def _versions_at(self, client: int) -> list[int]:
         return self._versions.get(client, [0] * len(self.result.versions))
 
     def _parts(self, model: Layers, blocks: list[int]) -> list[tuple[int, ...]]:

@@ -48,7 +48,7 @@ from strategies.base.roster import Seat
 from strategies.base.run import Run
 from strategies.base.sums.unmasking import Sums
 from strategies.masks import require_pattern_fits
-from strategies.pruning.fedspallm.global_model import HeldLayers, KeptResult
+from strategies.pruning.fedspallm.global_model import ClientLayers, KeptResult
 
 
 def layers_per_client(
@@ -147,7 +147,7 @@ class FedSpaLLM(Method):
         self.plan = run.model.plan
         require_counting(run.device, run.settings.device)
         self.result = KeptResult(run.settings, run.model, run.checkpoint.blobs)
-        self.held = HeldLayers(self.result, run.settings.part_bytes)
+        self.client_layers = ClientLayers(self.result, run.settings.part_bytes)
         self._sampled: dict[int, list[int]] = {}
         """Layers that each client of the round prunes."""
         self._largest: dict[str, float] = {}
@@ -191,12 +191,16 @@ class FedSpaLLM(Method):
     def state(self) -> dict[str, Any]:
         """Return the global model, the layers that each client holds, and the prepared samples."""
         sampled = {str(client): blocks for client, blocks in sorted(self._sampled.items())}
-        return {"layers": self.result.state(), "held": self.held.state(), "samples": sampled}
+        return {
+            "layers": self.result.state(),
+            "client-layers": self.client_layers.state(),
+            "samples": sampled,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the state that ``state`` returned."""
         self.result.restore(state["layers"])
-        self.held.restore(state["held"])
+        self.client_layers.restore(state["client-layers"])
         self._sampled = {int(client): blocks for client, blocks in state["samples"].items()}
 
     # ----- samples --------------------------------------------------------------------------------
@@ -261,7 +265,7 @@ class FedSpaLLM(Method):
     def _push(self, server_round: int, clients: Iterable[int]) -> None:
         """Push to clients the stale layers up to their last sampled one."""
         ends = {client: self._sampled[client][-1] + 1 for client in clients}
-        self.held.push(self.rounds, server_round, self.result.layers(), ends)
+        self.client_layers.push(self.rounds, server_round, self.result.layers(), ends)
 
     def order(self, server_round: int, client: int) -> ClientOrder:
         """Return the order to prune the sampled layers of the current global model.
@@ -284,7 +288,7 @@ class FedSpaLLM(Method):
         def push_again(lost: Sequence[int]) -> None:
             for client in lost:
                 # It has nothing any more, so all layers up to its last sampled one are stale.
-                self.held.forget(client)
+                self.client_layers.forget(client)
             self._push(server_round, lost)
 
         return push_again if server_round > 1 else None
@@ -492,9 +496,9 @@ class FedSpaLLM(Method):
         """
         # Before the final push: a client's own model needs the layers before the last round.
         if self.evaluation.asked:
-            self.held.push(self.rounds, server_round, self.result.before)
+            self.client_layers.push(self.rounds, server_round, self.result.before)
         if self.run.settings.evaluation.own_text:
-            self.held.push(self.rounds, server_round + 1, self.result.layers())
+            self.client_layers.push(self.rounds, server_round + 1, self.result.layers())
 
 
 def _bits(numbers: Tensor) -> Tensor:

@@ -163,10 +163,10 @@ class TestRounds(SpaLLMRounds):
         def refuse(site: Any, request: Any) -> Any:
             if request.header.client == 1:
                 raise InputError("the disk is full")
-            return take_layers(site, request)
+            return answer_push(site, request)
 
-        take_layers = client_app.methods.pruning.fedspallm_layers.take_layers
-        monkeypatch.setattr(client_app.methods.pruning.fedspallm_layers, "take_layers", refuse)
+        answer_push = client_app.methods.pruning.fedspallm_layers.answer_push
+        monkeypatch.setattr(client_app.methods.pruning.fedspallm_layers, "answer_push", refuse)
         document = summary(bench.run())
         assert [client["status"] for client in document["clients"]] == [
             "completed",

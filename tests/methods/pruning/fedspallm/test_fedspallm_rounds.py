@@ -10,7 +10,7 @@ from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.message import MessageBody
 from espalier.messages.records import read
 from strategies.base.rounds import RunFailed
-from strategies.pruning.fedspallm.global_model import HeldLayers
+from strategies.pruning.fedspallm.global_model import ClientLayers
 from tests.bench import Bench, events, results, summary
 from tests.methods.promises.federations import Uninterrupted
 from tests.methods.promises.promises import PruningPromises
@@ -71,13 +71,13 @@ class TestRounds(SpaLLMRounds, SpaLLMPromises):
             versions.append(
                 [finished if index in decided else versions[-1][index] for index in range(6)]
             )
-        held = [[0] * 6 for _ in range(4)]
+        own = [[0] * 6 for _ in range(4)]
         brought = set[int]()
         spared = 0
         # The order of each client's letters matters, not that between clients.
         for body in sorted(sent, key=lambda body: body.header.client):
             before = versions[body.header.server_round - 1]
-            own = held[body.header.client]
+            own = own[body.header.client]
             if body.header.kind == "push":
                 assert body.fields["versions"] == [before[index] for index in body.fields["blocks"]]
                 brought.update(body.fields["blocks"])
@@ -90,16 +90,16 @@ class TestRounds(SpaLLMRounds, SpaLLMPromises):
                     own[index] = before[index]
                 brought = set()
         assert spared > 0
-        assert held == [versions[3]] * 4
+        assert own == [versions[3]] * 4
 
     def test_results_equal_those_of_all_stale_layers(
         self, six: Bench, whole_six: Uninterrupted, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        push = HeldLayers.push
+        push = ClientLayers.push
         monkeypatch.setattr(
-            HeldLayers,
+            ClientLayers,
             "push",
-            lambda held, rounds, number, model, ends=None: push(held, rounds, number, model),
+            lambda own, rounds, number, model, ends=None: push(own, rounds, number, model),
         )
         few = whole_six.folder
         many = six.run()
@@ -180,7 +180,7 @@ class TestRounds(SpaLLMRounds, SpaLLMPromises):
         def refuse(site: Any, request: Any) -> Any:
             raise InputError("the disk is full")
 
-        monkeypatch.setattr("client_app.methods.pruning.fedspallm_layers.take_layers", refuse)
+        monkeypatch.setattr("client_app.methods.pruning.fedspallm_layers.answer_push", refuse)
         with pytest.raises(
             RunFailed,
             match=r"0 clients left for round 2(.|\n)*node-00003: push: the disk is full",
