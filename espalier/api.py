@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Unpack
 
 from espalier.errors import RunError
 from espalier.results.result import Result
+from espalier.settings.reference.run_keywords import RunKeywords
 
 if TYPE_CHECKING:
     from espalier.launch.run import WatchedRun
     from espalier.launch.run_output import Say
-    from espalier.settings.reference.run_keywords import RunKeywords
 
 Path = str | PathLike[str]
 
@@ -26,7 +26,7 @@ def simulate(
     gpus_per_client: float = 0.0,
     app: Path | None = None,
     progress: bool = True,
-    **settings: Unpack["RunKeywords"],
+    **settings: Unpack[RunKeywords],
 ) -> Result:
     """Simulate a federation on this machine, as ``espalier run``, and return its result.
 
@@ -78,7 +78,7 @@ def submit(
     root_certificates: Path | None = None,
     app: Path | None = None,
     progress: bool = True,
-    **settings: Unpack["RunKeywords"],
+    **settings: Unpack[RunKeywords],
 ) -> Result:
     """Run on the sites that are connected to a SuperLink, and return the result at the end.
 

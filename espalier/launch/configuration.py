@@ -77,7 +77,7 @@ def configuration(
     """Read the words after ``espalier run``: at most one preset, and ``key=value`` pairs.
 
     Returns and further parameters are those of ``resolve``. Raises InputError if a word is neither
-    a preset nor a pair, or for the reasons of ``resolve``.
+    a preset nor a pair, a key has two values, or for the reasons of ``resolve``.
     """
     defaults = flatten(default_config(app))
     presets = [word for word in words if "=" not in word]
@@ -86,7 +86,11 @@ def configuration(
         raise InputError(
             f"more than one preset: {', '.join(presets)}; give one preset and key=value pairs"
         )
-    given = dict(_pair(word, defaults) for word in words if "=" in word)
+    pairs = [_pair(word, defaults) for word in words if "=" in word]
+    given = dict(pairs)
+    for key, value in pairs:
+        if value != given[key]:
+            raise InputError(f"{key}: is given as {value} and as {given[key]}; leave one out")
     preset = presets[0] if presets else None
     return resolve(app, preset, given, on_this_machine=on_this_machine, works=works)
 

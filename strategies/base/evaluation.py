@@ -86,7 +86,7 @@ class ClientEvaluation:
     def collect(self, rounds: Rounds, replies: Iterable[MessageBody]) -> None:
         """Record the clients' results as they arrive."""
         expected = len(rounds.roster.active()) if self.asked else 0
-        self.run.progress.begin("local baseline", expected, of_clients=True)
+        self.run.progress.begin("local scores", expected, of_clients=True)
         for body in replies:
             seat = rounds.roster.seats[body.header.client]
             # Time of the evaluation counts as work of the client.
@@ -94,7 +94,7 @@ class ClientEvaluation:
             for name in ("losses", "own_losses", "test_scores"):
                 if body.fields[name]:
                     getattr(self.figures, name)[seat.client] = list(body.fields[name])
-            text = f"{seat.site}: local baseline"
+            text = f"{seat.site}: local scores"
             self.run.progress.step("local_baseline", text, client=seat.client)
 
 

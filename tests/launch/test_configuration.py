@@ -28,7 +28,12 @@ def test_presets_are_valid_and_read_completely(name: str) -> None:
     configuration(APP, [name], on_this_machine=True)
 
 
-def test_the_later_word_wins_and_values_are_typed() -> None:
+def test_a_key_with_two_values_is_refused() -> None:
+    with pytest.raises(EspalierError, match="num-clients: is given as 3 and as 4; leave one out"):
+        configuration(APP, ["num-clients=3", "num-clients=4"], on_this_machine=False)
+
+
+def test_words_win_over_the_preset_and_values_are_typed() -> None:
     given = [
         "num-clients=5",
         "pruning.sparsity=0.7",

@@ -14,8 +14,8 @@ from espalier.run_lines import LabelledLine, PhaseLine, StepLine, bar
             "training     ░░░░░░░░░░░░░░░░░░░░░░░░ 0/3 clients, round 2 of 5",
         ),
         (
-            PhaseLine("local baseline", 12, of_clients=True),
-            "local baseline ░░░░░░░░░░░░░░░░░░░░░░░░ 0/12 clients",
+            PhaseLine("local scores", 12, of_clients=True),
+            "local scores ░░░░░░░░░░░░░░░░░░░░░░░░ 0/12 clients",
         ),
     ],
 )

@@ -71,13 +71,13 @@ class TestRounds(SpaLLMRounds, SpaLLMPromises):
             versions.append(
                 [finished if index in decided else versions[-1][index] for index in range(6)]
             )
-        own = [[0] * 6 for _ in range(4)]
+        at_clients = [[0] * 6 for _ in range(4)]
         brought = set[int]()
         spared = 0
         # The order of each client's letters matters, not that between clients.
         for body in sorted(sent, key=lambda body: body.header.client):
             before = versions[body.header.server_round - 1]
-            own = own[body.header.client]
+            own = at_clients[body.header.client]
             if body.header.kind == "push":
                 assert body.fields["versions"] == [before[index] for index in body.fields["blocks"]]
                 brought.update(body.fields["blocks"])
@@ -90,7 +90,7 @@ class TestRounds(SpaLLMRounds, SpaLLMPromises):
                     own[index] = before[index]
                 brought = set()
         assert spared > 0
-        assert own == [versions[3]] * 4
+        assert at_clients == [versions[3]] * 4
 
     def test_results_equal_those_of_all_stale_layers(
         self, six: Bench, whole_six: Uninterrupted, monkeypatch: pytest.MonkeyPatch
