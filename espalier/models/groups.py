@@ -86,7 +86,7 @@ class Groups:
         """Return the number of remaining groups of each pool, (pools,)."""
         return np.bincount(self.pools[~cut], minlength=len(self.counts))
 
-    def share(self, cut: Cut) -> float:
+    def ratio(self, cut: Cut) -> float:
         """Return the fraction of the parameters of all prunable groups that is cut."""
         return float(self.costs[cut].sum() / self.costs.sum())
 
@@ -119,10 +119,10 @@ class Groups:
         length = {"block": 2, "kind": 1}.get(selection, len(pools))
         return [pools[first : first + length] for first in range(0, len(pools), length)]
 
-    def targets(self, share: float, selection: str) -> list[tuple[range, int]]:
+    def targets(self, ratio: float, selection: str) -> list[tuple[range, int]]:
         """Return the pools of each competition, and the number of its parameters to cut."""
         return [
-            (pools, to_remove(self._total(pools), share)) for pools in self.competitions(selection)
+            (pools, to_remove(self._total(pools), ratio)) for pools in self.competitions(selection)
         ]
 
     def wanted(self, job: CutSettings) -> float:
@@ -132,12 +132,12 @@ class Groups:
             job.pruning_ratio * int(self.costs.sum()) / self._total(self.competitions("global")[0])
         )
 
-    def reaches(self, cut: Cut, share: float, job: CutSettings) -> bool:
-        """Return True if each competition has the ratio ``share`` or nothing left to cut."""
+    def reaches(self, cut: Cut, ratio: float, job: CutSettings) -> bool:
+        """Return True if each competition has this pruning ratio or nothing left to cut."""
         more = self.stay(cut) > self.must_stay(job)
         return all(
             self.spent(cut, pools) >= target or not more[_slice(pools)].any()
-            for pools, target in self.targets(share, job.selection)
+            for pools, target in self.targets(ratio, job.selection)
         )
 
     def spent(self, cut: Cut, pools: range) -> int:
@@ -168,8 +168,8 @@ class Groups:
         Raises InputError if too many parameters would have to be removed: one attention group and
         one multiple of channels stay in each block.
         """
-        share = self.wanted(job)
-        for pools, target in self.targets(share, job.selection):
+        ratio = self.wanted(job)
+        for pools, target in self.targets(ratio, job.selection):
             total = self._total(pools)
             staying = int((self.pool_costs * self.must_stay(job))[_slice(pools)].sum())
             if target > total - staying:
@@ -182,23 +182,23 @@ class Groups:
                 }
                 remedy = " or ".join(text for text, helps in remedies.items() if helps)
                 raise InputError(
-                    f"pruning.ratio = {job.pruning_ratio:g}: {share:.1%} of what can be removed"
+                    f"pruning.ratio = {job.pruning_ratio:g}: {ratio:.1%} of what can be removed"
                     f" would be removed, but {staying} of {total} parameters must stay, one group"
                     f" and {channels} of each block;"
                     f" {remedy or 'some blocks have no removable groups, whatever the ratio'}"
                 )
-        return share
+        return ratio
 
     def _total(self, pools: range) -> int:
         return int(self.costs[self.span(pools)].sum())
 
 
-def to_remove(total: int, share: float) -> int:
+def to_remove(total: int, ratio: float) -> int:
     """Return the number of parameters that a pruning ratio of a total means, rounded up.
 
     Float rounding above a whole number is ignored.
     """
-    return math.ceil(total * share * (1 - 1e-12))
+    return math.ceil(total * ratio * (1 - 1e-12))
 
 
 def _slice(pools: range) -> slice:

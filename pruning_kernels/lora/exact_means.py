@@ -29,12 +29,12 @@ def residual_of_means(clients: Sequence[Factors], weights: Sequence[float]) -> F
     Factors
         float32, of rank ``(k - 1) r`` for k clients, with the clients' scaling
     """
-    shares = relative_weights(weights)
+    relative = relative_weights(weights)
     all_b = [as_float64(client.b) for client in clients]
     all_a = [as_float64(client.a) for client in clients]
     # The means are subtracted in float64, since deviations are small next to the factors.
-    mean_b = sum(share * b for share, b in zip(shares, all_b, strict=True))
-    left = [share * (b - mean_b) for share, b in zip(shares, all_b, strict=True)][:-1]
+    mean_b = sum(weight * b for weight, b in zip(relative, all_b, strict=True))
+    left = [weight * (b - mean_b) for weight, b in zip(relative, all_b, strict=True)][:-1]
     right = [a - all_a[-1] for a in all_a][:-1]
     out_features, in_features = clients[0].shape
     # With one client there is no residual: the factors have rank 0.
@@ -62,8 +62,8 @@ def stacked_update(clients: Sequence[Factors], weights: Sequence[float]) -> Fact
     Factors
         float32, with the clients' scaling
     """
-    shares = relative_weights(weights)
-    left = [share * as_float64(client.b) for share, client in zip(shares, clients, strict=True)]
+    relative = relative_weights(weights)
+    left = [weight * as_float64(client.b) for weight, client in zip(relative, clients, strict=True)]
     right = [as_float64(client.a) for client in clients]
     return Factors(
         as_float32(torch.cat(left, dim=1)), as_float32(torch.cat(right)), clients[0].scaling

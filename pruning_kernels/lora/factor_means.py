@@ -51,10 +51,10 @@ def weighted_mean(
     Factors
         float32, ordered and balanced as in ``factors.refactorise``
     """
-    shares = relative_weights(weights)
+    relative = relative_weights(weights)
     left = [
-        as_float64(client.b) * (share * client.scaling)
-        for client, share in zip(clients, shares, strict=True)
+        as_float64(client.b) * (weight * client.scaling)
+        for client, weight in zip(clients, relative, strict=True)
     ]
     return refactorise(
         torch.cat(left, dim=1),
@@ -109,16 +109,16 @@ def coverage_mean(
     """
     # 1. Weight of the devices that kept each row.
     factors = [client.factors for client in clients]
-    shares = relative_weights(weights)
+    relative = relative_weights(weights)
     coverage = torch.zeros_like(clients[0].keep, dtype=torch.float64)
-    for client, share in zip(clients, shares, strict=True):
-        coverage += share * client.keep
+    for client, weight in zip(clients, relative, strict=True):
+        coverage += weight * client.keep
     covered = coverage > 0
     divisors = coverage if divisor == "keepers" else torch.ones_like(coverage)
     # 2. Scale each device's rows, so that the weights of a row sum to 1.
     blocks = [
-        _wide(client, side, share * client.factors.scaling / divisors[client.keep])
-        for client, share in zip(clients, shares, strict=True)
+        _wide(client, side, weight * client.factors.scaling / divisors[client.keep])
+        for client, weight in zip(clients, relative, strict=True)
     ]
     # 3. Rows that only the last update has keep its values.
     if last is not None and bool((last.keep & ~covered).any()):
@@ -167,13 +167,13 @@ def zero_padded_mean(clients: Sequence[Factors], weights: Sequence[float], rank:
         float32, with the clients' scaling, summed in the order of the clients and not ordered by
         singular values
     """
-    shares = relative_weights(weights)
+    relative = relative_weights(weights)
     out_features, in_features = clients[0].shape
     b = torch.zeros((out_features, rank), dtype=torch.float64, device=clients[0].b.device)
     a = torch.zeros((rank, in_features), dtype=torch.float64, device=clients[0].a.device)
-    for client, share in zip(clients, shares, strict=True):
-        b[:, : client.rank] += as_float64(client.b) * share
-        a[: client.rank] += as_float64(client.a) * share
+    for client, weight in zip(clients, relative, strict=True):
+        b[:, : client.rank] += as_float64(client.b) * weight
+        a[: client.rank] += as_float64(client.a) * weight
     return Factors(as_float32(b), as_float32(a), clients[0].scaling)
 
 

@@ -45,8 +45,8 @@ def holder_mean(
     for rank in range(before.rank):
         held = _shares_of_rank(ranks, weights, rank)
         if held:
-            b[:, rank] = sum(share * as_float64(clients[i].b)[:, rank] for i, share in held)
-            a[rank] = sum(share * as_float64(clients[i].a)[rank] for i, share in held)
+            b[:, rank] = sum(weight * as_float64(clients[i].b)[:, rank] for i, weight in held)
+            a[rank] = sum(weight * as_float64(clients[i].a)[rank] for i, weight in held)
     return Factors(as_float32(b), as_float32(a), before.scaling)
 
 
@@ -72,8 +72,8 @@ def holder_update_mean(
             # The scaling goes into the left factors, because ``refactorise`` divides by it.
             left.append(before.scaling * as_float64(before.b)[:, rank])
             right.append(as_float64(before.a)[rank])
-        for i, share in held:
-            left.append(before.scaling * share * as_float64(clients[i].b)[:, rank])
+        for i, weight in held:
+            left.append(before.scaling * weight * as_float64(clients[i].b)[:, rank])
             right.append(as_float64(clients[i].a)[rank])
     return refactorise(torch.stack(left, dim=1), torch.stack(right), before.rank, before.scaling)
 
@@ -104,5 +104,5 @@ def _shares_of_rank(
     holders = [place for place, own in enumerate(ranks) if own > rank and weights[place] > 0]
     if not holders:
         return []
-    shares = relative_weights([weights[place] for place in holders])
-    return list(zip(holders, shares, strict=True))
+    relative = relative_weights([weights[place] for place in holders])
+    return list(zip(holders, relative, strict=True))

@@ -96,7 +96,7 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
                 path / "structures" / f"client-{client:04d}.json",
                 {
                     "client": client,
-                    "pruned": result.groups.share(result.cut_of(client)),
+                    "pruned": result.groups.ratio(result.cut_of(client)),
                     "lora_rank": ranks.get(client),
                     "structure": result.structure_of(client).to_json(),
                 },

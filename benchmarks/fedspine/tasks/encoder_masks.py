@@ -82,7 +82,7 @@ def mask_tuned(
         found = score(whole, tests.encoded, True, settings.training.batch_size, CPU)[metric]
     groups = Groups.of(model.plan)
     gone = [masks[index, kind] == 0 for index in groups.blocks for kind in GROUP_KINDS]
-    return MaskTuned(masks, found, groups.share(torch.cat(gone).numpy()))
+    return MaskTuned(masks, found, groups.ratio(torch.cat(gone).numpy()))
 
 
 def _batches(settings: RunSettings, model: OpenedModel) -> Iterator[Batch]:

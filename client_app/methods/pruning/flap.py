@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from client_app.methods.tuning.personal_model import pushed_cut
+from client_app.methods.pruning.pushed_cut import pushed_cut
 from client_app.protocol.answer_once import stored_reply
 from client_app.protocol.calibration import answer_from_samples
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation

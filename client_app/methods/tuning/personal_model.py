@@ -4,13 +4,12 @@ No other party receives this model or its shape.
 """
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from client_app.protocol.push import pushed_parts
 from client_app.site import Site
 from espalier.amounts import count
 from espalier.data.tasks.catalogue import task_of
@@ -21,13 +20,8 @@ from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits
 from espalier.hf.structured.export import best_form, export_structured
-from espalier.hf.structured.selection import open_cut
 from espalier.hf.whole.adapters import merged
-from espalier.messages.blobs.cuts import cut_specs
-from espalier.messages.message import Header
-from espalier.messages.parts import parts_of
 from espalier.models.adapters import HEAD_KEY, AdapterPlan, Tensors
-from espalier.models.plan import block_key
 from espalier.models.structure import Structure
 from espalier.seeds import derive_seed
 from espalier.storage.client_state import PrivateState
@@ -122,12 +116,3 @@ model = {loader}.from_pretrained(".", trust_remote_code=True)
 tokenizer = AutoTokenizer.from_pretrained(".")
 ```
 """
-
-
-def pushed_cut(
-    site: Site, header: Header, biases: Sequence[str], scaled: Sequence[str] = ()
-) -> OpenedModel:
-    """Open the federated smaller model that the server pushed."""
-    parts = parts_of(cut_specs(site.model.plan, biases, scaled), site.settings.part_bytes)
-    store, hashes, _ = pushed_parts(site, header, len(parts))
-    return open_cut(site.model, lambda index: store.get(hashes[block_key(index)]), biases)

@@ -74,20 +74,20 @@ class ResidualGates:
         """T of open gates: the number of weights of the blocks' matrices."""
         return sum(width * self.costs[gate] for gate, width in self.widths.items())
 
-    def target(self, share: float, scope: Scope) -> int:
+    def target(self, ratio: float, scope: Scope) -> int:
         """Return the number of weights of the blocks' matrices that may stay.
 
-        ``share`` is the pruning ratio, and ``scope`` the parameters to which it refers. Raises
+        ``ratio`` is the pruning ratio, and ``scope`` the parameters to which it refers. Raises
         InputError if more weights must stay: the parameters outside the blocks' matrices, or one
         dimension of each gate.
         """
         # Parameters outside the blocks' matrices are not pruned.
         fixed = self.plan.num_parameters - self.total if scope == "model" else 0
-        target = int((1 - share) * (self.total + fixed)) - fixed
+        target = int((1 - ratio) * (self.total + fixed)) - fixed
         # At least one dimension of each gate must stay.
         if target < (least := sum(self.costs.values())):
             raise InputError(
-                f"pruning.ratio = {share:g} (sft-p.ratio-of = '{scope}'): {max(target, 0)} weights of the blocks"
+                f"pruning.ratio = {ratio:g} (sft-p.ratio-of = '{scope}'): {max(target, 0)} weights of the blocks"
                 f" may stay, and {least} must, one residual dimension of each kind in each block;"
                 " lower it"
             )

@@ -49,7 +49,7 @@ def in_sequence(groups: Groups, scores: Mapping[int, Mapping[str, Tensor]]) -> T
 
 
 def lowest(
-    groups: Groups, scores: Tensor, job: CutSettings, share: float, gone: Cut | None = None
+    groups: Groups, scores: Tensor, job: CutSettings, ratio: float, gone: Cut | None = None
 ) -> Cut:
     """Choose the groups with the lowest scores for removal.
 
@@ -58,10 +58,10 @@ def lowest(
     Parameters
     ----------
     scores : (groups,), float64, on the CPU; those of blocks that lose no groups are not used
-    share : minimum fraction of the cost of the groups that may be removed, exceeded by less than
+    ratio : minimum fraction of the cost of the groups that may be removed, exceeded by less than
         one group in each competition; see ``Groups.reachable``
     gone : groups that were removed before. They stay removed regardless of their scores, and count
-        towards ``share``, so that a growing share removes growing sets (FedSpine section 4.2)
+        towards ``ratio``, so that a growing ratio removes growing sets (FedSpine section 4.2)
     """
     if torch.isnan(scores).any():
         raise InputError(
@@ -72,7 +72,7 @@ def lowest(
     pools = torch.from_numpy(groups.pools)
     cut = groups.none
     # Groups compete within a block, a kind or the whole model.
-    for competing, target in groups.targets(share, job.selection):
+    for competing, target in groups.targets(ratio, job.selection):
         own = groups.span(competing)
         if job.selection == "search":
             # Pools alternate between the two kinds, so their parity is the kind.

@@ -202,5 +202,5 @@ class RefinedResult(AdapterResult):
     def report(self) -> dict[str, Any]:
         """Return the method's own entries of ``summary.json``."""
         clients = sorted(self.cuts)
-        pruned = {str(client): self.groups.share(self.cut_of(client)) for client in clients}
+        pruned = {str(client): self.groups.ratio(self.cut_of(client)) for client in clients}
         return super().report() | {"pruned": pruned}

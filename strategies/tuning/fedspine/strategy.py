@@ -267,7 +267,7 @@ class FedSpine(Tuning):
     def note_part(self, seat: Seat, body: MessageBody) -> None:
         """Record the device's pruning ratio, and what other tuning methods record."""
         super().note_part(seat, body)
-        seat.note(pruned=self.groups.share(self.result.cut_of(seat.client)))
+        seat.note(pruned=self.groups.ratio(self.result.cut_of(seat.client)))
 
     # ----- stage 5: aggregation -------------------------------------------------------------------
 
@@ -324,7 +324,7 @@ class FedSpine(Tuning):
         rewards = self.choices.learn(self._arms, outcomes, server_round)
         devices = {
             client: DeviceRound(
-                pruned=self.groups.share(self.result.cut_of(client)),
+                pruned=self.groups.ratio(self.result.cut_of(client)),
                 rank=self._report(client).rank,
                 seconds=seconds[client],
                 num_bytes=sent[client],

@@ -54,7 +54,7 @@ def test_a_pruning_ratio_is_rounded_up() -> None:
 def test_groups_are_ordered_block_by_block() -> None:
     assert GROUPS.costs.tolist() == [96, 96, *[24] * 6] * 2
     assert GROUPS.pools.tolist() == [0, 0, *[1] * 6, 2, 2, *[3] * 6]
-    assert GROUPS.share(cut(0, 10)) == 120 / TOTAL
+    assert GROUPS.ratio(cut(0, 10)) == 120 / TOTAL
     assert GROUPS.wanted(job(pruning_ratio=0.5)) == 0.5
 
 
