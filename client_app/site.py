@@ -134,9 +134,9 @@ class Site:
                     state.save_lasting(HUB_MODEL, {"model": name})
             return cached_model(name)
         except EspalierError as error:
-            told = f"model = {self.settings.model!r}: this site could not get it from the hub"
+            setting = f"model = {self.settings.model!r}: this site could not get it from the hub"
             # Errors of the hub may contain paths or tokens, so they stay here.
-            raise InputError(str(error), f"{told}; the node's log gives the reason") from None
+            raise InputError(str(error), f"{setting}; the node's log gives the reason") from None
 
     @cached_property
     def computing(self) -> "Computing":

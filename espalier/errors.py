@@ -44,22 +44,31 @@ class EspalierError(ValueError):
     """Error that a person can fix: it names the key or file, the value and the remedy.
 
     ``text`` is for the machine on which the error occurred, and never quotes a line of data. If it
-    states something that was counted or found in a site's data, ``told`` leaves the site in its
+    states something that was counted or found in a site's data, ``outward`` leaves the site in its
     place.
     """
 
-    def __init__(self, text: str, told: str | None = None) -> None:
+    def __init__(self, text: str, outward: str | None = None) -> None:
         super().__init__(text)
-        self.told = told
+        self._outward = outward
 
     @property
     def outward(self) -> str:
         """Message that may leave the site."""
-        return str(self) if self.told is None else self.told
+        return str(self) if self._outward is None else self._outward
+
+    def restrict(self, outward: str) -> None:
+        """Set the message that may leave the site, unless the error came with one."""
+        if self._outward is None:
+            self._outward = outward
 
 
 class InputError(EspalierError):
     """Error in a setting, file or other input of a user."""
+
+    def at(self, place: str) -> "InputError":
+        """Return the error with its place in a site's data, which does not leave the site."""
+        return InputError(f"{place}: {self}", self._outward)
 
 
 def as_command(work: Callable[[D], None]) -> Callable[[D], int]:

@@ -318,6 +318,6 @@ def letters(random: Random, known: list[Exchange]) -> Iterator[None]:
 def _require_unsigned(body: MessageBody, asking: MessageBody) -> None:
     """Check that a changed signature is not accepted."""
     signed = validate(SignedEnrolment, body.fields)
-    text = statement(signed.told(), asking.fields["nonce"], asking.header.lineage, 1)
+    text = statement(signed.unsigned(), asking.fields["nonce"], asking.header.lineage, 1)
     if is_signed(SITE_KEY, text, signed.signature):
         raise ValueError("a signature was found by chance")

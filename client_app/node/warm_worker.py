@@ -55,7 +55,7 @@ def work(bundle: bytes, message: Message, context: Context) -> Message:
     return app(message, context)
 
 
-def told(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """Return the error text for the server. The full error is in the node's log only."""
     if isinstance(error, NoAnswerError):
         tell(error)
@@ -88,7 +88,7 @@ def main(order: dict[str, Any]) -> NoReturn:
             address,
             token,
             work,
-            told,
+            reason_of,
             lambda envelope: _write(answers, PULLED + envelope.hex().encode() + b"\n"),
         )
         # Tensors in reference cycles would count as memory between tasks.

@@ -84,13 +84,13 @@ def answer_once(
         state.collect_garbage(header.server_round)
     side = site.contract.up
     # The stored report is validated: files of the state directory may have been damaged.
-    told = validate(side.fields, saved["report"])
+    fields = validate(side.fields, saved["report"])
     if side.blob_sha256 is None:
-        return reply_to(request, told)
+        return reply_to(request, fields)
     # Blobs are read by hash, so a damaged one is noticed.
     store = state.blobs(header.server_round)
-    hashes = side.blob_sha256(told)
-    return reply_to(request, told, {key: store.get(hashes[key]) for key in side.blobs})
+    hashes = side.blob_sha256(fields)
+    return reply_to(request, fields, {key: store.get(hashes[key]) for key in side.blobs})
 
 
 def is_answered(state: PrivateState, header: Header) -> bool:

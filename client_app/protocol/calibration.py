@@ -46,10 +46,10 @@ def answer_from_samples(
         store = state.blobs(header.server_round)
         # Each blob is stored before the next one is computed.
         hashes = [store.put(blob) for blob in blobs(samples)]
-        told: Report = report(
+        found: Report = report(
             seconds=time.monotonic() - started, blob_sha256=hashes, **fields(samples)
         )
-        return told
+        return found
 
     return answer_once(site, request, work)
 

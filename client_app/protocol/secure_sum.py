@@ -100,8 +100,8 @@ def advertise(
     # Numbers that only the sum may contain.
     withheld = {name: 0 for name in WITHHELD if name in report}
     # By hashes of the plain tensors the server could test what it guesses of them.
-    told = {**report, **withheld, "blob_sha256": [], **kept["advertised"]}
-    return reply_to(request, validate(site.contract.up.fields, told))
+    report = {**report, **withheld, "blob_sha256": [], **kept["advertised"]}
+    return reply_to(request, validate(site.contract.up.fields, report))
 
 
 def _unmasked(state: PrivateState) -> list[int]:
@@ -153,8 +153,8 @@ def share(site: Site, request: MessageBody) -> MessageBody:
         kept["order"] = request.fields
         # Shares are made of the list as this client sees it; others with another list cannot read
         # them.
-        told, kept["own_shares"] = Party(request.header, kept).split_secrets()
-        return told
+        shares, kept["own_shares"] = Party(request.header, kept).split_secrets()
+        return shares
 
     return reply_to(request, _answer_step(site, request, Shares, work))
 
@@ -179,8 +179,8 @@ def mask(site: Site, request: MessageBody) -> MessageBody:
         kept |= {"members": order.members, "received": received}
         return Masked(unreadable=unreadable)
 
-    told = _answer_step(site, request, Masked, work, after="shares")
-    return reply_to(request, told, _masked_part(site, request))
+    report = _answer_step(site, request, Masked, work, after="shares")
+    return reply_to(request, report, _masked_part(site, request))
 
 
 def confirm(site: Site, request: MessageBody) -> MessageBody:
@@ -212,8 +212,8 @@ def unmask(site: Site, request: MessageBody) -> MessageBody:
         party.require_confirmed(order)
         return party.shares_of(order)
 
-    told = _answer_step(site, request, Unmask, work, after="confirm", leaves_out=CONFIRMATIONS)
-    return reply_to(request, told)
+    report = _answer_step(site, request, Unmask, work, after="confirm", leaves_out=CONFIRMATIONS)
+    return reply_to(request, report)
 
 
 def _answer_step(
@@ -238,8 +238,8 @@ def _answer_step(
     state = site.state(request.header)
     server_round = request.header.server_round
     kind = request.header.kind
-    told = {name: value for name, value in request.fields.items() if name not in leaves_out}
-    asked = sha256(json.dumps(sorted(told.items())).encode())
+    fields = {name: value for name, value in request.fields.items() if name not in leaves_out}
+    asked = sha256(json.dumps(sorted(fields.items())).encode())
     with state.locked():
         kept = session_of(state, server_round, request.fields["session"], kind)
         known = kept.get(kind)

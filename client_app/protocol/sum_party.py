@@ -62,14 +62,14 @@ class Party:
             )
             for other in self.neighbours
         ]
-        told = Shares(
+        shares = Shares(
             shares=sealed,
             seed_sha256=[fingerprint(seeds[holder]) for holder in holders],
             key_sha256=[fingerprint(keys[holder]) for holder in holders],
             # The hash binds the client to this seed before the sum is known.
             own_sha256=fingerprint(self._secret("own")),
         )
-        return told, [seeds[self.client].hex(), keys[self.client].hex()]
+        return shares, [seeds[self.client].hex(), keys[self.client].hex()]
 
     def received_shares(self, order: MaskOrder) -> tuple[dict[str, list[str]], list[int]]:
         """Return the shares of the neighbours' secrets, and the neighbours without usable ones."""

@@ -28,7 +28,7 @@ OUTWARD = "data-path: this site's data cannot be used for this run; the node's l
 def redacted_errors(read: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function that reads a site's data, so that its errors do not leave the site.
 
-    The server receives the error's ``told`` text, or ``OUTWARD`` if there is none.
+    The server receives the error's outward message, or ``OUTWARD`` if it came without one.
     """
 
     @wraps(read)
@@ -36,8 +36,7 @@ def redacted_errors(read: Callable[P, R]) -> Callable[P, R]:
         try:
             return read(*args, **named)
         except EspalierError as error:
-            if error.told is None:
-                error.told = OUTWARD
+            error.restrict(OUTWARD)
             raise
 
     return reading

@@ -60,10 +60,10 @@ class RunCommand:
         answer = self._ask("run", str(app), CONNECTION, *run_config, *options)
         if answer.get("success"):
             return str(answer["run-id"])
-        said = f"Flower did not start the run: {_error_message(answer)}"
-        if UNREACHABLE in said:
-            raise NoAnswerError(said)
-        raise InputError(said)
+        message = f"Flower did not start the run: {_error_message(answer)}"
+        if UNREACHABLE in message:
+            raise NoAnswerError(message)
+        raise InputError(message)
 
     def status(self, run_id: str) -> tuple[str, str]:
         """Return Flower's status of a run, such as ``finished:completed``, and its details.

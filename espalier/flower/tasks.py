@@ -44,7 +44,7 @@ NO_MESSAGES = "No messages received from Runtime API"
 """Text of Flower's RuntimeError for a task without a message."""
 CLAIM = "/flwr.proto.Runtime/AcquireTask"
 
-Told = Callable[[BaseException], str]
+ReasonOf = Callable[[BaseException], str]
 """Function that returns the text for the server about an error."""
 Work = Callable[[bytes, Message, Context], Message]
 """Function that takes the submitter's bundle, a message and its context and returns the reply."""
@@ -107,7 +107,11 @@ def keep_claim(address: str, token: str) -> Event:
 
 
 def answer_task(
-    address: str, token: str, work: Work, told: Told, note: Callable[[bytes], None] = lambda _: None
+    address: str,
+    token: str,
+    work: Work,
+    reason_of: ReasonOf,
+    note: Callable[[bytes], None] = lambda _: None,
 ) -> None:
     """Pull a task, compute the reply and push it.
 
@@ -116,7 +120,7 @@ def answer_task(
     Parameters
     ----------
     work : computes the reply
-    told : returns the text for the server about an error of ``work``
+    reason_of : returns the text for the server about an error of ``work``
     note : receives the message's metadata before the work begins; with it another process can call
         ``answer_with_error``
     """
@@ -142,7 +146,7 @@ def answer_task(
         except INTERRUPTS:
             raise
         except BaseException as error:
-            details = told(error)
+            details = reason_of(error)
             # The server gets an error for this message, and not only a lost task.
             reply = Message(
                 Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=details), reply_to=message

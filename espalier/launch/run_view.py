@@ -175,8 +175,8 @@ class RunView:
         if more := max(0, len(active) - room) + max(0, len(answered) - shown):
             yield Text(f"  and {count(more, 'more client')}", style="dim")
         if quality := self._final or self._quality:
-            told = " · ".join(f"{who}: {what}" for who, what in quality.items())
-            yield Text.assemble(("  quality ", "bold"), told)
+            text = " · ".join(f"{who}: {what}" for who, what in quality.items())
+            yield Text.assemble(("  quality ", "bold"), text)
         yield Text(f"  {self._time()}", style="dim")
 
     def _headline(self, width: int) -> Text:

@@ -70,7 +70,9 @@ def plain_contract(request: MessageBody, plan_of: PlanOf, settings: RunSettings)
     """Return the contract of a ``train`` or ``fetch`` whose tensors are not summed secretly."""
     if settings.federation.secure_sum:
         # The method's contract may depend on its fields, of which the session is none.
-        fields = {name: told for name, told in request.fields.items() if name != secure_sum.SESSION}
+        fields = {
+            name: value for name, value in request.fields.items() if name != secure_sum.SESSION
+        }
         request = replace(request, fields=fields)
     contract: Contract = of_method(settings.method).contract(request, plan_of, settings)
     return contract

@@ -107,6 +107,6 @@ def push_of_blocks(
             " states."
         ),
         # Each part has its own number of blocks.
-        check_order=lambda told: check_order(told, len(parts[header.part])),
+        check_order=lambda order: check_order(order, len(parts[header.part])),
     )
     return push.contract(request, settings)

@@ -64,7 +64,7 @@ class SignedEnrolment(Enrolment):
     It is empty if the node has no key. The server refuses such a node with a readable reason.
     """
 
-    def told(self) -> Enrolment:
+    def unsigned(self) -> Enrolment:
         """Return the statement that the signature covers."""
         return Enrolment(**self.model_dump(exclude={"signature"}))
 

@@ -127,8 +127,8 @@ def require_of_run(texts: Texts, run: RunSettings) -> None:
     if set(texts.names) - chosen.named_texts().keys():
         raise ProtocolError("Texts: evaluation.texts names no such text")
     if texts.names and texts.sequence_length != chosen.sequence_length:
-        told = f"evaluation.sequence-length = {chosen.sequence_length}"
-        raise ProtocolError(f"Texts: samples of {texts.sequence_length} tokens, {told}")
+        setting = f"evaluation.sequence-length = {chosen.sequence_length}"
+        raise ProtocolError(f"Texts: samples of {texts.sequence_length} tokens, {setting}")
     if chosen.max_samples and (most := max(texts.num_samples, default=0)) > chosen.max_samples:
         raise ProtocolError(
             f"Texts: {most} samples of a text, evaluation.max-samples = {chosen.max_samples}"

@@ -131,8 +131,8 @@ def failure(header: Header, reason: str, lost: bool = False) -> MessageBody:
     lost : True if the client lost state of earlier rounds
     """
     # Unicode normalization may lengthen the text, so cut it again afterwards.
-    told = Failure(reason=without_control(reason[:4000])[:4000], lost=lost)
-    return MessageBody(header.model_copy(update={"status": "failed"}), told.model_dump())
+    failure = Failure(reason=without_control(reason[:4000])[:4000], lost=lost)
+    return MessageBody(header.model_copy(update={"status": "failed"}), failure.model_dump())
 
 
 def validate(model: type[S], values: Mapping[str, Any]) -> S:

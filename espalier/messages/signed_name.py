@@ -45,15 +45,15 @@ def new_nonce() -> str:
     return token_hex(NONCE_BYTES)
 
 
-def statement(told: Fields, nonce: str, lineage: str, node_id: int) -> bytes:
+def statement(fields: Fields, nonce: str, lineage: str, node_id: int) -> bytes:
     """Return the bytes that are signed.
 
     Parameters
     ----------
-    told : statement of the node about itself, with its name and without a signature
+    fields : statement of the node about itself, with its name and without a signature
     node_id : id of the node, as either side knows it from Flower
     """
-    document = {"told": told.model_dump(), "nonce": nonce, "lineage": lineage, "node": node_id}
+    document = {"fields": fields.model_dump(), "nonce": nonce, "lineage": lineage, "node": node_id}
     return LABEL + json.dumps(document, sort_keys=True, allow_nan=False).encode()
 
 

@@ -63,6 +63,6 @@ class ListOfSum:
         # Bound to the session, the direction and the list of keys.
         code = HMAC(agreed(key, other, info), SHA256())
         # Both lists are covered: who sent shares, and who is in the sum.
-        told = [route.list_sha256, list(self.members), list(self.included)]
-        code.update(json.dumps(told).encode())
+        document = [route.list_sha256, list(self.members), list(self.included)]
+        code.update(json.dumps(document).encode())
         return code

@@ -493,8 +493,8 @@ def parse_node(config: Mapping[str, Any], *, simulated: bool = False) -> NodeSet
         )
     if mistakes:
         # Errors travel to the server, but the value of ``pruning-ratio`` must not leave the site.
-        told = [OF_A_SECRET if line.startswith("pruning-ratio") else line for line in mistakes]
-        raise InputError(_wrong(mistakes), _wrong(told))
+        outward = [OF_A_SECRET if line.startswith("pruning-ratio") else line for line in mistakes]
+        raise InputError(_wrong(mistakes), _wrong(outward))
     return settings
 
 

@@ -88,11 +88,11 @@ class AtWork:
             with open(self.path, "rb") as file:
                 file.seek(self._read)
                 # An incomplete last line is read by the next call.
-                said, end, _ = file.read().rpartition(b"\n")
+                text, end, _ = file.read().rpartition(b"\n")
         except (FileNotFoundError, NotADirectoryError):
             return []
-        self._read += len(said) + len(end)
-        return said.decode(errors="replace").splitlines()
+        self._read += len(text) + len(end)
+        return text.decode(errors="replace").splitlines()
 
     def remove(self) -> None:
         """Delete the file if its directory was created by Espalier."""

@@ -41,13 +41,13 @@ class Group:
         try:
             return TrainingSettings.model_validate(training.model_dump(by_alias=True) | changes)
         except ValidationError as error:
-            told = "; ".join(mistake_lines(error, list(training.model_dump(by_alias=True))))
+            mistakes = "; ".join(mistake_lines(error, list(training.model_dump(by_alias=True))))
             decay = training.weight_decay if self.weight_decay is None else self.weight_decay
             of = (
                 f"{self.rate:g} x training.learning-rate = {training.learning_rate:g} and weight"
                 f" decay {decay:g}"
             )
-            raise InputError(f"training: of a group with {of}: {told}") from None
+            raise InputError(f"training: of a group with {of}: {mistakes}") from None
 
 
 def grouped(

@@ -61,7 +61,7 @@ def planned(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> It
     on_device = settings.device == "cuda" or (
         settings.device == "auto" and torch.cuda.is_available()
     )
-    yield f"memory     {told(plan.client, on_device=on_device)}"
+    yield f"memory     {memory_line(plan.client, on_device=on_device)}"
     yield from on_disks(node, plan.client_disk)
 
 
@@ -108,7 +108,7 @@ def _on_disk(key: str, folder: Path, parts: Mapping[str, int], others: int = 0) 
     return f"about {as_size(needed)} in {folder} ({what}), where {as_size(free)} are free"
 
 
-def told(memory: Memory, *, on_device: bool) -> str:
+def memory_line(memory: Memory, *, on_device: bool) -> str:
     """Return a line on a client's memory; for a CUDA device it excludes libraries.
 
     Raises InputError if the machine or the device has less memory.

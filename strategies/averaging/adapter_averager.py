@@ -249,9 +249,9 @@ class AdapterAverager:
         The values are those that the check of the contract decoded.
         """
         if body.header.kind == "train":
-            told = self.reports[seat.client] = validate(self._report, body.fields)
-            samples = {"samples": told.samples} if reports_samples(self.run.settings) else {}
-            seat.note(**samples, lora_rank=told.rank, skipped_steps=told.skipped_steps)
+            report = self.reports[seat.client] = validate(self._report, body.fields)
+            samples = {"samples": report.samples} if reports_samples(self.run.settings) else {}
+            seat.note(**samples, lora_rank=report.rank, skipped_steps=report.skipped_steps)
             # A repeated first part starts the record again.
             self._faults[seat.client] = {}
         for key, tensors in body.tensors.items():

@@ -239,14 +239,14 @@ class Enroller:
             if site not in sites:
                 self.rounds.roster.seats[client] = Seat(client, site, 0)
                 continue
-            node_id, told = sites[site]
+            node_id, enrolment = sites[site]
             self.rounds.roster.seats[client] = Seat(
                 client,
                 site,
                 node_id,
-                capability=told.capability,
-                measured=told.measured,
-                approval=told.approval,
+                capability=enrolment.capability,
+                measured=enrolment.measured,
+                approval=enrolment.approval,
             )
             self.rounds.progress.step(
                 "enrolled", f"{site}: client {client}", site=site, client=client
@@ -305,7 +305,7 @@ class Enroller:
         if self.keys is None:
             return validate(Enrolment, body.fields)
         signed = validate(SignedEnrolment, body.fields)
-        said = f"claims to be {signed.site}"
+        claim = f"claims to be {signed.site}"
         # An operator may have added the site's key after the start.
         if signed.site not in self.keys and self.read_keys is not None:
             # A key file that is just being written is invalid; the node is refused without it.
@@ -314,17 +314,19 @@ class Enroller:
         key = self.keys.get(signed.site)
         if key is None:
             raise InputError(
-                f"{said}, but site-keys has no key of this site; put {signed.site}{PUBLIC} there"
+                f"{claim}, but site-keys has no key of this site; put {signed.site}{PUBLIC} there"
                 " if it may take part"
             )
         if not signed.signature:
             raise InputError(
-                f"{said}, but did not prove it; set site-key in --node-config to its private key"
+                f"{claim}, but did not prove it; set site-key in --node-config to its private key"
             )
         # The statement binds the signature to this question, run and node.
-        text = statement(signed.told(), request.fields["nonce"], request.header.lineage, node_id)
+        text = statement(
+            signed.unsigned(), request.fields["nonce"], request.header.lineage, node_id
+        )
         if not is_signed(key, text, signed.signature):
-            raise InputError(f"{said}, but does not have the key of {signed.site} in site-keys")
+            raise InputError(f"{claim}, but does not have the key of {signed.site} in site-keys")
         return signed
 
     def _refuse(self, who: str, reason: str, node_id: int | None = None) -> None:

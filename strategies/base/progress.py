@@ -115,11 +115,11 @@ class Progress:
         """Append an event to ``metrics.jsonl``; NaN and infinite numbers are stored as null."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         # Strings of clients must not break a line or carry control characters.
-        told = {
+        fields = {
             name: printable(value, MAX_CHARACTERS) if isinstance(value, str) else value
             for name, value in details.items()
         }
         # JSON has no NaN; other readers of the file would fail.
-        self._folder.metrics.append({"time": now, "event": event, **finite_values(told)})
+        self._folder.metrics.append({"time": now, "event": event, **finite_values(fields)})
         for listener in self.listeners:
             listener(event, details)

@@ -234,10 +234,10 @@ class LlmPruner(Method):
         ):
             blobs.append(blob)
             kept = {kind: own[~cut[self.groups.at(index, kind)]] for kind, own in scales.items()}
-            told = ", ".join(
+            factors = ", ".join(
                 f"{kind} by {own.min():.2f} to {own.max():.2f}" for kind, own in kept.items()
             )
-            self.run.progress.step("rescaled", f"block {index}: {told}", block=index)
+            self.run.progress.step("rescaled", f"block {index}: {factors}", block=index)
         self.limits.tell(self.rounds, "equations of groups")
         self.result.replace(blobs)
         if refused:

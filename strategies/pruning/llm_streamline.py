@@ -144,7 +144,7 @@ class LlmStreamline(Method):
         self.federation = run.settings.federation
         self.result = StreamlinedResult(run.settings, run.model, run.checkpoint.blobs)
         self.reach = Reach(self.job.training, differences=self.federation.sends_differences)
-        self._told: dict[int, LayerReport] = {}
+        self._reports: dict[int, LayerReport] = {}
         self._tokens: dict[int, int] = {}
         """Number of tokens that each client compared blocks on."""
         self.limits = UpdateLimits(self.federation.max_update_ratio)
@@ -227,10 +227,10 @@ class LlmStreamline(Method):
         if body.header.server_round == 1:
             self._tokens[seat.client] = body.fields["tokens"]
             return
-        told = self._told[seat.client] = validate(LayerReport, body.fields)
+        report = self._reports[seat.client] = validate(LayerReport, body.fields)
         # A number of samples may be private, so it is recorded only if it weights the mean.
-        samples = {"samples": told.samples} if self.federation.client_weights == "samples" else {}
-        seat.note(**samples, skipped_steps=told.skipped_steps)
+        samples = {"samples": report.samples} if self.federation.client_weights == "samples" else {}
+        seat.note(**samples, skipped_steps=report.skipped_steps)
 
     def fault_of(self, inbox: Inbox, client: int) -> str | None:
         """Return the first tensor with values that training cannot have reached, and why."""
@@ -246,7 +246,7 @@ class LlmStreamline(Method):
             self._choose(inbox, clients)
             return
         # Equal weights if clients do not report samples.
-        claimed = {client: float(self._told[client].samples or 1) for client in clients}
+        claimed = {client: float(self._reports[client].samples or 1) for client in clients}
         weights = count_claims(self.rounds, "weight", claimed)
         self.run.progress.begin("averaging", 1)
         begun = self.result.tensors()

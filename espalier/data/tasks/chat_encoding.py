@@ -35,7 +35,7 @@ def chat_sequences(model: Any, item: Item, template: str | None) -> list[Marked]
     try:
         found = model.encode_chat(chat.messages, chat.first, template)
     except InputError as error:
-        raise InputError(f"{item.where}: {error}", error.told) from None
+        raise error.at(item.where) from None
     return [Marked(one.token_ids, one.spans) for one in found]
 
 

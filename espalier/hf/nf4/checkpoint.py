@@ -167,16 +167,16 @@ class QuantisedCheckpoint(Checkpoint):
 
     def _held(self, name: str) -> HeldMatrix:
         """Return the quantisation state of a matrix after checking all tensors of the matrix."""
-        said = f"{name}.{STATE}"
-        state = self.files.tensors.get(said)
+        key = f"{name}.{STATE}"
+        state = self.files.tensors.get(key)
         if state is None:
-            raise self._wrong(said, "is missing")
+            raise self._wrong(key, "is missing")
         try:
             if state.dtype != "U8" or state.num_bytes > LONGEST_STATE:
                 raise ValueError(f"it is no text of at most {LONGEST_STATE} bytes")
-            held = held_matrix(b"".join(self.files.chunks(said)), self.double_quantisation)
+            held = held_matrix(b"".join(self.files.chunks(key)), self.double_quantisation)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise self._wrong(said, f"was not written by bitsandbytes: {error}") from None
+            raise self._wrong(key, f"was not written by bitsandbytes: {error}") from None
         parts = stored_parts(held.shape, self.double_quantisation)
         wanted = {name: TensorSpec("U8", (math.prod(held.shape) // 2, 1))}
         wanted |= {f"{name}.{part}": spec for part, spec in parts.items()}
@@ -310,23 +310,23 @@ def held_matrix(state: bytes, double_quantisation: bool) -> HeldMatrix:
     Raises ValueError if the state is not a JSON text, or it describes another quantisation than NF4
     in blocks of 64.
     """
-    said = read_json(state)
-    shape = tuple(said["shape"])
-    offset = said.get("nested_offset")
+    stored = read_json(state)
+    shape = tuple(stored["shape"])
+    offset = stored.get("nested_offset")
     if len(shape) != 2 or not all(type(side) is int and side > 0 for side in shape):
         raise ValueError("it has no shape")
-    if (said["quant_type"], said["blocksize"]) != ("nf4", BLOCK):
+    if (stored["quant_type"], stored["blocksize"]) != ("nf4", BLOCK):
         raise ValueError(f"it is not NF4 in blocks of {BLOCK}")
     # Blocks must not continue in the next row; see ``require_whole_blocks``.
     if shape[1] % BLOCK:
         raise ValueError(f"its rows are not a multiple of the block size {BLOCK}")
-    if double_quantisation != ("nested_blocksize" in said):
+    if double_quantisation != ("nested_blocksize" in stored):
         raise ValueError(
             f"{CONFIG_KEY} in config.json disagrees on whether its scales are quantised"
         )
     if double_quantisation:
         if (
-            said["nested_blocksize"] != NESTED_BLOCK
+            stored["nested_blocksize"] != NESTED_BLOCK
             or not isinstance(offset, float)
             or not math.isfinite(offset)
         ):

@@ -72,7 +72,7 @@ def write_quantised(model: OpenedModel, target: Path, double_quantisation: bool 
 def quantised_config(model: OpenedModel, double_quantisation: bool = True) -> dict[str, Any]:
     """Return ``config.json`` of the model in NF4."""
     # These are the keys that transformers writes.
-    said = {
+    quantisation = {
         "_load_in_4bit": True,
         "_load_in_8bit": False,
         "bnb_4bit_compute_dtype": _compute_dtype(model),
@@ -96,7 +96,7 @@ def quantised_config(model: OpenedModel, double_quantisation: bool = True) -> di
             f"{model.directory}: the smaller model cannot be written in NF4, because its blocks"
             " differ, or transformers cannot describe their shape; drop only whole blocks"
         )
-    return config | {CONFIG_KEY: said}
+    return config | {CONFIG_KEY: quantisation}
 
 
 def _compute_dtype(model: OpenedModel) -> str:

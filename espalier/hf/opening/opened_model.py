@@ -145,9 +145,9 @@ class OpenedModel:
         files.tensors = with_base_prefix(self.family, stored, self.directory)
         head = self.family.head_weight
         embedding = self.family.embedding_weight
-        said = self.config.get(TIED)
+        value = self.config.get(TIED)
         # The configuration ties head and embedding, and the files hold a head.
-        if head in files.tensors and (self.configured(TIED) if said is None else said):
+        if head in files.tensors and (self.configured(TIED) if value is None else value):
             # Only the head is in the files: it is the embedding, too.
             if embedding not in files.tensors:
                 files.tensors = {
@@ -288,9 +288,9 @@ class OpenedModel:
         return self._count_of(key)
 
     def _count_of(self, key: str) -> int:
-        said = self.config.get(key)
+        value = self.config.get(key)
         # transformers takes seconds to import, so it is asked only if the file has no value.
-        return self._positive({key: self.configured(key) if said is None else said}, key)
+        return self._positive({key: self.configured(key) if value is None else value}, key)
 
     def _positive(self, values: Mapping[str, Any], key: str) -> int:
         value = values.get(key)

@@ -87,7 +87,7 @@ KEY_FIELDS = ("mask_key", "share_key", "signature")
 
 def report_of(advertised: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the method's own report in a reply with keys."""
-    return {name: told for name, told in advertised.items() if name not in KEY_FIELDS}
+    return {name: value for name, value in advertised.items() if name not in KEY_FIELDS}
 
 
 class ShareOrder(SessionOrder):
@@ -110,8 +110,8 @@ class ShareOrder(SessionOrder):
     @property
     def list_sha256(self) -> str:
         """Hash (SHA-256, hexadecimal) of the list and threshold, which all clients must share."""
-        told = [self.threshold, self.clients, self.sites, self.mask_keys, self.share_keys]
-        return sha256(json.dumps(told).encode()).hexdigest()
+        document = [self.threshold, self.clients, self.sites, self.mask_keys, self.share_keys]
+        return sha256(json.dumps(document).encode()).hexdigest()
 
     def keys(self) -> dict[int, str]:
         """Return both public keys of each client as one text."""
@@ -243,14 +243,14 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
         raise ProtocolError(f"message: a {header.kind} has one part")
     if header.kind == "shares":
         down = Side(ShareOrder, check_fields=lambda order: _check_keys(order, header.client))
-        up = Side(Shares, check_fields=lambda told: _check_shares(told, request))
+        up = Side(Shares, check_fields=lambda report: _check_shares(report, request))
         return Contract("shares", run.method, down, up, SHARED)
     if header.kind == "confirm":
         down = Side(ConfirmOrder, check_fields=lambda order: _check_list(order, header.client))
-        up = Side(Confirmed, check_fields=lambda told: _check_confirmed(told, request))
+        up = Side(Confirmed, check_fields=lambda report: _check_confirmed(report, request))
         return Contract("confirm", run.method, down, up, CONFIRMED)
     down = Side(UnmaskOrder, check_fields=lambda order: _check_unmasking(order, header.client))
-    up = Side(Unmask, check_fields=lambda told: _check_unmasked(told, request))
+    up = Side(Unmask, check_fields=lambda report: _check_unmasked(report, request))
     return Contract("unmask", run.method, down, up, UNMASKED)
 
 
@@ -274,7 +274,7 @@ def _masked_contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) ->
         NoFields if number else Masked,
         {key: tensors[key] for key in parts[number]},
         check_values,
-        None if number else lambda told: _check_unreadable(told, request),
+        None if number else lambda report: _check_unreadable(report, request),
     )
     return Contract("masked", run.method, down, up, MASKED, parts)
 
@@ -301,10 +301,10 @@ def _check_keys(order: Any, client: int) -> None:
         )
 
 
-def _check_shares(told: Any, request: MessageBody) -> None:
+def _check_shares(report: Any, request: MessageBody) -> None:
     clients = len(request.fields["clients"])
     degree = neighbourhood(clients, request.fields["threshold"]).degree
-    lengths = (len(told.shares), len(told.seed_sha256), len(told.key_sha256))
+    lengths = (len(report.shares), len(report.seed_sha256), len(report.key_sha256))
     if lengths != (degree, degree + 1, degree + 1):
         raise ProtocolError(f"Shares: must be {degree} shares, and a hash for each holder")
 
@@ -319,8 +319,10 @@ def _check_members(order: Any) -> None:
             raise ProtocolError("MaskOrder: the lists have different lengths")
 
 
-def _check_unreadable(told: Any, request: MessageBody) -> None:
-    if not _ascend(told.unreadable) or not set(told.unreadable) <= set(request.fields["sources"]):
+def _check_unreadable(report: Any, request: MessageBody) -> None:
+    if not _ascend(report.unreadable) or not set(report.unreadable) <= set(
+        request.fields["sources"]
+    ):
         raise ProtocolError("Masked: unreadable names other clients than the sources")
 
 
@@ -331,9 +333,9 @@ def _check_list(order: Any, client: int) -> None:
         )
 
 
-def _check_confirmed(told: Any, request: MessageBody) -> None:
+def _check_confirmed(report: Any, request: MessageBody) -> None:
     others = len(request.fields["included"]) - 1
-    if len(told.tags) != others:
+    if len(report.tags) != others:
         raise ProtocolError(f"Confirmed: must be {others} tags, one for each other client")
 
 
@@ -355,9 +357,9 @@ def _check_unmasking(order: Any, client: int) -> None:
         raise ProtocolError("UnmaskOrder: the receiver is not in the sum")
 
 
-def _check_unmasked(told: Any, request: MessageBody) -> None:
+def _check_unmasked(report: Any, request: MessageBody) -> None:
     expected = (len(request.fields["seeds_of"]), len(request.fields["keys_of"]))
-    if (len(told.seeds), len(told.keys)) != expected:
+    if (len(report.seeds), len(report.keys)) != expected:
         raise ProtocolError("Unmask: must have one share for each client of the request")
 
 

@@ -153,13 +153,13 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     plan = plan_of()
     specs = mask_blobs(plan, settings, server_round)
     decided: BlockSpecs = {}
-    told: type[Fields] = NoFields
+    order: type[Fields] = NoFields
     if settings.strategy == "iterative" and server_round > 1:
         before = plan.blocks[server_round - 2]
         decided = {block_key(before.index): mask_specs(before)}
         if settings.continue_behind == "scaled":
             decided = decided_specs(before, run)
-            told = Decision
+            order = Decision
 
     def exactly_sparse(key: str, blob: bytes) -> None:
         masks = views(blob)
@@ -174,13 +174,13 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
             )
 
     reply = Reply(
-        order=told,
+        order=order,
         specs=specs,
         observer=OBSERVER,
         more="The masks of further blocks, as in train.",
         brought=decided,
         check_values=exactly_sparse,
-        check_order=a_number_of_voters if told is Decision else None,
+        check_order=a_number_of_voters if order is Decision else None,
     )
     return reply.contract(request, run)
 

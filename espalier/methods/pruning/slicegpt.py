@@ -212,10 +212,10 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
     plan = plan_of()
     specs = moment_specs(plan, run)
-    tells = bool(specs) and reports_samples(run)
+    has_samples = bool(specs) and reports_samples(run)
 
     def check_report(report: MomentsReport) -> None:
-        if (report.samples > 0) != tells:
+        if (report.samples > 0) != has_samples:
             raise ProtocolError(
                 "MomentsReport: samples are sent with moments, only with"
                 " federation.client-weights = 'samples'"

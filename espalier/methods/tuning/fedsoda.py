@@ -255,16 +255,16 @@ def push_contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Co
 
 
 def _emulator(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
-    told = validate(EmulatorPart, request.fields)
+    part = validate(EmulatorPart, request.fields)
     if not run.of(FedSodaSettings).aligns:
         raise ProtocolError(
             "message: LoRA of the emulator is pushed, but the settings align nothing"
         )
-    if told.aligned > request.header.server_round:
+    if part.aligned > request.header.server_round:
         raise ProtocolError(
-            f"message: LoRA of the emulator is of round {told.aligned}, which is to come"
+            f"message: LoRA of the emulator is of round {part.aligned}, which is to come"
         )
-    adapters = emulator_adapters(plan_of(), run, told.blocks)
+    adapters = emulator_adapters(plan_of(), run, part.blocks)
     push = Push(
         order=EmulatorPart,
         specs=blob_specs(adapters, run),

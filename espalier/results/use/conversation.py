@@ -113,14 +113,14 @@ class Conversation:
     def _prompt(self, turns: list[tuple[str, str]], text: str) -> "Tensor":
         """Return the token ids of a conversation that ends with the user's text."""
         if not self.has_template:
-            before = "".join(f"{said}{answer}\n" for said, answer in turns)
+            before = "".join(f"{question}{answer}\n" for question, answer in turns)
             ids: Tensor = self.tokenizer(before + text, return_tensors="pt")["input_ids"]
             return ids
         system = self.answering.system
         messages = [] if system is None else [{"role": "system", "content": system}]
-        for said, answer in turns:
+        for question, answer in turns:
             messages += [
-                {"role": "user", "content": said},
+                {"role": "user", "content": question},
                 {"role": "assistant", "content": answer},
             ]
         messages.append({"role": "user", "content": text})

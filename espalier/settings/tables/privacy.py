@@ -136,8 +136,8 @@ def privacy_contradictions(
         )
     if privacy.honest_fraction:
         fault = _unshared(privacy.honest_fraction, job, tables, num_clients)
-        told = f"privacy.honest-fraction = {privacy.honest_fraction:g}"
-        lines += [f"{told}: {fault}"] if fault else []
+        setting = f"privacy.honest-fraction = {privacy.honest_fraction:g}"
+        lines += [f"{setting}: {fault}"] if fault else []
     of_mechanism = _of_training if job.MECHANISM == "dp-sgd" else _of_sums
     return lines + [f"{line}; with {given} {remedy}" for line, remedy in of_mechanism(job, tables)]
 

@@ -88,7 +88,7 @@ class Unmasking:
         # Keys are derived for this session only.
         self.session = Session(rounds.lineage, masked.server_round, masked.keys.session)
         self._told: dict[int, bytes] = {}
-        """Seeds of own masks, by the client that told its own."""
+        """Seeds of own masks, by the client that revealed its own."""
         self._seeds: dict[int, dict[int, bytes]] = {}
         self._keys: dict[int, dict[int, bytes]] = {}
         """Shares of each client's two secrets, by holder."""
@@ -96,16 +96,16 @@ class Unmasking:
     def take(self, holder: int, answer: Mapping[str, Any]) -> None:
         """Record a holder's seed and shares; drop it if they are not those that were published."""
         order = self.masked.request(holder, {})
-        told = validate(Unmask, answer)
+        unmask = validate(Unmask, answer)
         seat = self.rounds.roster.seats[holder]
         # Every client in the sum tells its own seed; the hash was published before the sum was
         # known.
-        own = bytes.fromhex(told.own_seed)
+        own = bytes.fromhex(unmask.own_seed)
         if fingerprint(own) != self.masked.shared[str(holder)]["own_sha256"]:
             self.rounds.drop("unmask", seat, "the seed of its mask is not the one that it chose")
             return
-        of_seeds = zip(order.seeds_of, told.seeds, strict=True)
-        of_keys = zip(order.keys_of, told.keys, strict=True)
+        of_seeds = zip(order.seeds_of, unmask.seeds, strict=True)
+        of_keys = zip(order.keys_of, unmask.keys, strict=True)
         # Nothing of a holder is used before all of its shares are checked.
         good: list[tuple[dict[int, dict[int, bytes]], int, bytes]] = []
         for known, pairs, kind in (

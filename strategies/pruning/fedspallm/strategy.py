@@ -298,9 +298,9 @@ class FedSpaLLM(Method):
         if body.header.kind != "train":
             return
         weighed = self.run.settings.federation.client_weights == "samples"
-        # In a secure sum no number of a single client's data is told.
-        told = [] if self.run.settings.federation.secure_sum else ["damping"]
-        names = (*told, *(["calibration_samples"] if weighed else []))
+        # In a secure sum no number of a single client's data is recorded.
+        names = [] if self.run.settings.federation.secure_sum else ["damping"]
+        names += ["calibration_samples"] if weighed else []
         seat.note(**{name: body.fields[name] for name in names}, layers=self._sampled[seat.client])
 
     def fault_of(self, inbox: Inbox, client: int) -> str | None:

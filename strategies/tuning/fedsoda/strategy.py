@@ -289,8 +289,8 @@ class FedSoda(Tuning):
         stale = [client for client in clients if self._held.get(client, aligned) != aligned]
         if stale and (emulator := self.result.emulator) is not None:
             limit = self.run.settings.lora.rank
-            told = EmulatorPart(blocks=self.result.aligned_blocks, aligned=aligned)
-            self.rounds.push_all(server_round, told, lambda key: emulator.blob(key, limit), stale)
+            part = EmulatorPart(blocks=self.result.aligned_blocks, aligned=aligned)
+            self.rounds.push_all(server_round, part, lambda key: emulator.blob(key, limit), stale)
             self._held |= dict.fromkeys(stale, aligned)
 
     def _push_files(self, server_round: int, clients: Collection[int]) -> None:

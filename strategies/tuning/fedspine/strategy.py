@@ -342,9 +342,9 @@ class FedSpine(Tuning):
         self.run.progress.note("refined", text, **note.to_json())
 
     def _report(self, client: int) -> SpineReport:
-        told = self.averager.reports[client]
-        assert isinstance(told, SpineReport)
-        return told
+        report = self.averager.reports[client]
+        assert isinstance(report, SpineReport)
+        return report
 
     def _bytes_of(self, client: int, server_round: int) -> int:
         """Return the bytes of adapters and of cut bits."""
@@ -367,7 +367,7 @@ class FedSpine(Tuning):
         )
 
     def _outcome(self, client: int, seconds: float) -> Outcome:
-        told = self._report(client)
+        report = self._report(client)
         arm = self._arms.get(client)
         # Requested ratios, because the bandit chooses among these; the cut may exceed them
         # slightly.
@@ -377,7 +377,7 @@ class FedSpine(Tuning):
         importance = self._importance[client]
         arrived = self.groups.reaches(self.result.cut_of(client), self.choices.target, self.job)
         return Outcome(
-            told.loss_before, told.loss_after, before, after, importance, seconds, arrived
+            report.loss_before, report.loss_after, before, after, importance, seconds, arrived
         )
 
     def _mean(

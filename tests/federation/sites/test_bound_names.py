@@ -175,7 +175,7 @@ def test_signature_covers_request_run_and_node(bench: Bench) -> None:
     """The signature is verified by hand, with the public key next to the private one."""
     told = dict(ask(bench, {"nonce": NONCE}).fields)
     signature = str(told.pop("signature"))
-    document = {"told": told, "nonce": NONCE, "lineage": BY_HAND, "node": 1000}
+    document = {"fields": told, "nonce": NONCE, "lineage": BY_HAND, "node": 1000}
     text = b"espalier: a site says its name (1)\n" + json.dumps(document, sort_keys=True).encode()
     key = load_ssh_public_key(Path(f"{key_of(bench, SITES[0])}.pub").read_bytes())
     assert isinstance(key, ec.EllipticCurvePublicKey)
