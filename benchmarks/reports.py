@@ -23,6 +23,7 @@ from benchmarks.fedspine.tasks import study as task_study
 from benchmarks.leakage import report as leakage_report
 from benchmarks.memory import nf4_base
 from benchmarks.pooled.quality import STUDY as POOLED
+from benchmarks.private import quality as private
 from benchmarks.reporting import perplexity_report
 from benchmarks.reporting.rows import Rows
 from benchmarks.robust import study as robust_study
@@ -132,6 +133,10 @@ def _task_runs(path: Path, given: Conditions) -> None:
     task_runs_report.write_report(path.name.removeprefix("task-runs-"), rows, given, path)
 
 
+def _private(path: Path, given: Conditions) -> None:
+    private.write_table(_rows(path, private.KEYS, private.FIGURES, given), given, path)
+
+
 def _robust(path: Path, given: Conditions) -> None:
     rows = _rows(path, robust_study.KEYS, robust_study.FIGURES, given)
     robust_study.write_report(rows, given, path)
@@ -157,6 +162,7 @@ REPORTS: dict[str, Report | None] = {
     "fedsoda-memory": _fedsoda_memory,
     "nf4-base-": _nf4_base,
     "leakage-": _leakage,
+    "private-": _private,
     "robust-": _robust,
     "pooled-": _perplexities({"quality": POOLED}, "pooled-"),
     "size-and-speed": _size_and_speed,
