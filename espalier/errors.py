@@ -40,6 +40,11 @@ def tell(message: object) -> None:
     print(f"espalier: {message}", file=sys.stderr, flush=True)
 
 
+def first_line(error: BaseException, most: int = 300) -> str:
+    """Return the first line of a library's error, of at most ``most`` characters."""
+    return (str(error).splitlines() or [""])[0][:most]
+
+
 class EspalierError(ValueError):
     """Error that a person can fix: it names the key or file, the value and the remedy.
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from client_app.app import app
-from espalier.data.builtin.built_in_texts import BUILT_IN, own_records
+from espalier.data.builtin.built_in_texts import BUILT_IN, own_passages
 from espalier.data.client_text import client_samples, training_samples
 from espalier.data.passages import passages, split
 from espalier.errors import InputError
@@ -90,9 +90,9 @@ class Clients:
                 raise InputError(f"--text {self.file}: cannot be read ({error})") from None
         sources = len(BUILT_IN[self.source].SOURCES)
         return [
-            record.text
+            passage
             for source in range(sources)
-            for record in own_records(self.source, source, sources)
+            for passage in own_passages(self.source, source, sources)
         ]
 
     def _num_samples(self, texts: list[str]) -> int:

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from espalier.data.client_text import client_samples
-from espalier.data.files.records import Record
 from espalier.data.partition import Partition
 from espalier.data.passages import passages, split
 from espalier.data.samples import samples_sha256
@@ -64,9 +63,9 @@ def write_text(path: Path, size: int) -> None:
 def plain_samples(settings: RunSettings, model: OpenedModel, client: int) -> Tensor:
     """Return a client's calibration samples, with file, passages and tokens in memory."""
     data = settings.data
-    records = [Record(passage) for passage in passages(Path(data.path).read_text())]
-    deal = Partition("iid", settings.num_clients, data.alpha, settings.seed)
-    own, _ = split(record.text for record in deal.share_of(client, records))
+    whole = list(passages(Path(data.path).read_text()))
+    partition = Partition("iid", settings.num_clients, data.alpha, settings.seed)
+    own, _ = split(partition.select(client, whole))
     tokens = torch.tensor(model.encode("\n\n".join(own)), dtype=torch.int64)
     size = data.sequence_length
     generator = torch.Generator().manual_seed(

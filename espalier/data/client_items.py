@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from espalier.data.client_files import client_files
@@ -193,9 +192,9 @@ def public_items(settings: RunSettings) -> list[Item]:
     chosen = settings.task
     task = task_of(settings)
     if chosen.test_path:
-        named = items_in(task, chosen.test_path, "task.test-path")
-        # A public file may have the task's own names, whatever the clients' files have.
-        items = list(replace(named, columns_of=columns_of(settings.data.columns)).items())
+        # A public file may also have the task's own names of fields.
+        columns = columns_of(settings.data.columns)
+        items = list(items_in(task, chosen.test_path, "task.test-path", columns).items())
     elif settings.data.origin == "hub" and task.hub.test:
         _require_other_split(settings, task)
         data = settings.data

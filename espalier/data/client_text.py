@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from torch import Tensor
 
-from espalier.data.builtin.built_in_texts import BUILT_IN, own_records
+from espalier.data.builtin.built_in_texts import BUILT_IN, own_passages
 from espalier.data.client_files import client_files
 from espalier.data.data_protection import (
     not_allowed,
@@ -61,7 +61,7 @@ def split_passages(
     """
     require_own_data(node, data)
     if not node.data_path and data.origin in BUILT_IN:
-        return split(record.text for record in own_records(data.origin, client, num_clients))
+        return split(own_passages(data.origin, client, num_clients))
     return _indexed_passages(data, node, client, num_clients, seed, distinct=True)
 
 
@@ -100,16 +100,16 @@ def records_of_client(settings: RunSettings, node: NodeSettings, client: int) ->
     data = settings.data
     require_own_data(node, data)
     if not node.data_path and data.origin in BUILT_IN:
-        records = own_records(data.origin, client, settings.num_clients)
-        return [[passage] for passage in split(record.text for record in records)[0]]
-    own, _ = _indexed_passages(
+        own = own_passages(data.origin, client, settings.num_clients)
+        return [[passage] for passage in split(own)[0]]
+    indexed, _ = _indexed_passages(
         data, node, client, settings.num_clients, settings.seed, distinct=False
     )
-    numbers = own.label_numbers if group_field(data, node) else own.record_numbers
-    found: dict[int, list[str]] = {}
-    for number, passage in zip(numbers.tolist(), own, strict=True):
-        found.setdefault(number, []).append(passage)
-    return list(found.values())
+    numbers = indexed.label_numbers if group_field(data, node) else indexed.record_numbers
+    records: dict[int, list[str]] = {}
+    for number, passage in zip(numbers.tolist(), indexed, strict=True):
+        records.setdefault(number, []).append(passage)
+    return list(records.values())
 
 
 def _text_source(files: tuple[RowFile, ...], data: DataSettings, node: NodeSettings) -> TextSource:

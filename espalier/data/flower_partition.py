@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.data.files.compression import import_library
-from espalier.errors import EspalierError, InputError
+from espalier.errors import EspalierError, InputError, first_line
 from espalier.seeds import derive_seed
 
 EXTRA = "partitioners"
@@ -93,10 +93,9 @@ class FlowerPartition:
         except Exception as error:
             fixed = ("num_partitions", "partition_by")
             takes = ", ".join(name for name in accepted if name not in fixed) or "none"
-            reason = (str(error).splitlines() or [""])[0][:300]
             raise self._wrong(
-                f"{type(error).__name__}: {reason}; correct data.partition-arguments (there are:"
-                f" {takes})"
+                f"{type(error).__name__}: {first_line(error)}; correct data.partition-arguments"
+                f" (there are: {takes})"
             ) from error
         if number < self.num_clients:
             raise self._wrong(

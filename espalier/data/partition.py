@@ -8,7 +8,8 @@ equal lengths (``iid``), random lengths (``quantity``), or random lengths per la
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from itertools import compress
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,21 +18,6 @@ from espalier.data.passages import digest
 from espalier.seeds import derive_seed
 
 Kind = Literal["iid", "by-field", "by-group", "dirichlet", "quantity"]
-
-
-class Labelled(Protocol):
-    """Object that can be assigned to a client, such as a ``Record`` or an item of a task."""
-
-    @property
-    def text(self) -> str:
-        """Text that is hashed."""
-
-    @property
-    def label(self) -> str:
-        """Label that ``by-field`` and ``dirichlet`` use."""
-
-
-L = TypeVar("L", bound=Labelled)
 
 
 @dataclass(frozen=True)
@@ -47,33 +33,18 @@ class Partition:
     alpha: float
     seed: int
 
-    def share_of(self, client: int, records: Iterable[L]) -> list[L]:
-        """Return the records of one client, in their original order."""
-        return self.shares(records)[client]
-
-    def shares(self, records: Iterable[L]) -> list[list[L]]:
-        """Return the records of each client, in their original order.
-
-        The clients' lists are disjoint and contain all records.
-        """
-        records = list(records)
-        dealt = [list[L]() for _ in range(self.num_clients)]
-        if self.kind in ("by-field", "by-group"):
-            # In alphabetical order, so that the order of the file does not matter.
-            labels = sorted({record.label for record in records})
-            owners = {label: place % self.num_clients for place, label in enumerate(labels)}
-            for record in records:
-                dealt[owners[record.label]].append(record)
-            return dealt
-        ends = {label: self._ends(label) for label in {record.label for record in records}}
-        for record in records:
-            dealt[_owner(record, ends[record.label])].append(record)
-        return dealt
+    def select(self, client: int, texts: Sequence[str]) -> list[str]:
+        """Return the texts of one client, in their order; all have the same label."""
+        points = np.array([point_of(digest(text)) for text in texts], np.uint64)
+        is_mine = self.chooser(client, [""])
+        return list(compress(texts, is_mine(points, np.zeros(len(texts), np.uint32))))
 
     def chooser(
         self, client: int, labels: Iterable[str]
     ) -> Callable[[NDArray[np.uint64], NDArray[np.uint32]], NDArray[np.bool_]]:
-        """Return a vectorised ``share_of`` for records whose hashes are known.
+        """Return a function that selects the records of one client.
+
+        The selections of all clients are disjoint and contain all records.
 
         Parameters
         ----------
@@ -87,7 +58,7 @@ class Partition:
         """
         names = list(labels)
         if self.kind in ("by-field", "by-group"):
-            # As in ``shares``.
+            # In alphabetical order, so that the order of the file does not matter.
             order = {label: place for place, label in enumerate(sorted(names))}
             chosen = np.array([order[label] % self.num_clients == client for label in names])
             return lambda points, of: chosen[of]
@@ -102,7 +73,7 @@ class Partition:
                 owners = np.searchsorted(
                     ends[label], points[here].astype(np.float64) / 2.0**64, side="right"
                 )
-                # The last client has a point that was rounded to 1, see ``_owner``.
+                # A point close to 1 can be rounded to 1, which lies beyond the last end.
                 mine[here] = np.minimum(owners, self.num_clients - 1) == client
             return mine
 
@@ -127,9 +98,3 @@ class Partition:
 def point_of(record_digest: bytes) -> int:
     """Return the partition point of a record, in units of 2**-64, given its hash."""
     return int.from_bytes(record_digest[8:16], "big")
-
-
-def _owner(record: Labelled, ends: NDArray[np.float64]) -> int:
-    point = point_of(digest(record.text)) / 2**64
-    # A point close to 1 can be rounded to 1, which lies beyond the last end.
-    return min(int(np.searchsorted(ends, point, side="right")), len(ends) - 1)

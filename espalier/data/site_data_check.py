@@ -8,7 +8,6 @@ Does not cover: errors further on in a large file.
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from itertools import islice
 
 from espalier.data.client_items import client_items
@@ -117,7 +116,7 @@ def _begins_with_items(settings: RunSettings, node: NodeSettings) -> bool:
     task = task_of(settings)
     require_own_data(node, settings.data, task.name)
     columns = settings.data.columns if node.simulated else node.data_columns
-    source = replace(items_in(task, node.data_path), columns_of=columns_of(columns))
+    source = items_in(task, node.data_path, columns_of=columns_of(columns))
     items = islice(source.items(), FIRST_ITEMS)
     # A client needs one item that is not held out.
     return any(not is_held_out(item.text) for item in items)

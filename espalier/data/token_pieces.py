@@ -280,24 +280,20 @@ class _Open:
     piece: Piece
 
 
+def common_beginning(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return the number of tokens with which both sequences begin."""
+    pairs = zip(one, other, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
 def special_ending(encode: Encode) -> tuple[int, ...] | None:
     """Return the tokens that a tokenizer adds after every text; None if they are uncertain."""
     nothing = list(encode(""))
     something = list(encode("a"))
-    ahead = next(
-        (
-            place
-            for place, pair in enumerate(zip(nothing, something, strict=False))
-            if pair[0] != pair[1]
-        ),
-        len(nothing),
-    )
-    ending = nothing[ahead:]
-    return (
-        tuple(ending)
-        if len(something) > len(nothing) and something[len(something) - len(ending) :] == ending
-        else None
-    )
+    ending = nothing[common_beginning(nothing, something) :]
+    if len(something) <= len(nothing) or something[len(something) - len(ending) :] != ending:
+        return None
+    return tuple(ending)
 
 
 def identity_of(encode: Encode) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from espalier.environment.bounded_json import read_json_object
 from espalier.environment.paths import at_home
-from espalier.errors import InputError
+from espalier.errors import InputError, first_line
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -156,10 +156,9 @@ def _download(name: str, files: Sequence[str]) -> Path:
                 " unset it, or name the directory of a copy"
             )
         else:
-            reason = (str(error).splitlines() or [""])[0][:200]
             why = (
                 f"({page}) cannot be downloaded to {constants.HF_HUB_CACHE} ({type(error).__name__}:"
-                f" {reason}); try again when the hub can be reached, or name the directory of a copy"
+                f" {first_line(error)}); try again when the hub can be reached, or name the directory of a copy"
             )
     raise InputError(
         f"model = {name!r}: there is no such directory, and the model on the Hugging Face hub {why}"

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from espalier.data.builtin import documentation, source_code
-from espalier.data.files.records import Record
 from espalier.data.partition import Partition
 from espalier.data.passages import passages, split
 
@@ -22,19 +21,17 @@ BUILT_IN: Mapping[str, BuiltIn] = {"documentation": documentation, "code": sourc
 """Built-in texts by their names in ``data.source`` and ``evaluation.texts``."""
 
 
-def own_records(name: str, client: int, num_clients: int) -> list[Record]:
-    """Return the passages of a client's source of a built-in text as records.
+def own_passages(name: str, client: int, num_clients: int) -> list[str]:
+    """Return the passages of a client's source of a built-in text.
 
     Clients with the same source divide its passages among them.
     """
     text = BUILT_IN[name]
-    place = client % len(text.SOURCES)
+    rank, source = divmod(client, len(text.SOURCES))
     # Number of clients that have this source: every ``len(text.SOURCES)``-th, rounded up.
-    sharers = -(-(num_clients - place) // len(text.SOURCES))
-    records = (
-        Record(passage) for one in text.texts(text.SOURCES[place]) for passage in passages(one)
-    )
-    return Partition("iid", sharers, 1.0, 0).share_of(client // len(text.SOURCES), records)
+    sharers = -(-(num_clients - source) // len(text.SOURCES))
+    whole = [passage for one in text.texts(text.SOURCES[source]) for passage in passages(one)]
+    return Partition("iid", sharers, 1.0, 0).select(rank, whole)
 
 
 def public_part(name: str) -> str:

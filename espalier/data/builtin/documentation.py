@@ -61,19 +61,14 @@ DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def texts(source: str) -> Iterator[str]:
-    """Yield the texts of one source.
+    """Yield the texts of one of ``SOURCES``.
 
-    Raises InputError if the source is unknown, or this Python installation has neither its topics
-    nor its module files.
+    Raises InputError if this Python installation has neither its topics nor its module files.
     """
     if source in TOPICS:
         yield from _topics(TOPICS[source])
-    elif source in MODULES:
-        yield from _docstrings(source, MODULES[source])
     else:
-        raise InputError(
-            f"documentation source: {source!r} is unknown; choose one of {', '.join(SOURCES)}"
-        )
+        yield from _docstrings(source, MODULES[source])
 
 
 def _topics(names: tuple[str, ...]) -> Iterator[str]:

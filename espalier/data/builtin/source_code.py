@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 from espalier.data.builtin.documentation import DOCUMENTED
 from espalier.data.builtin.standard_library import module_files
-from espalier.errors import InputError
 
 MODULES: dict[str, tuple[str, ...]] = {
     source: tuple(names.split())
@@ -41,12 +40,10 @@ SOURCES: tuple[str, ...] = tuple(MODULES)
 
 
 def texts(source: str) -> Iterator[str]:
-    """Yield the source files of one source, without their docstrings.
+    """Yield the files of one of ``SOURCES``, without their docstrings.
 
-    Raises InputError if the source is unknown, or this Python installation has no files for it.
+    Raises InputError if this Python installation has no files for it.
     """
-    if source not in MODULES:
-        raise InputError(f"code source: {source!r} is unknown; choose one of {', '.join(SOURCES)}")
     for file in module_files(MODULES[source], f"code source {source!r}"):
         yield without_docstrings(importlib.util.decode_source(file.read_bytes()))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from espalier.data.files.compression import import_library
 from espalier.data.files.tables import DatasetRows
-from espalier.errors import InputError
+from espalier.errors import InputError, first_line
 
 TRAINING_SPLIT = ("data.hub-split", "set it to one of these, or to several joined by +")
 """Key and remedy for a dataset without the split that clients train on."""
@@ -55,7 +55,20 @@ class HubRows(DatasetRows):
 
     @cached_property
     def _dataset(self) -> Any:
-        return load_split(self._name, self._config, self._split, self._called, self._missing)
+        """The dataset. Raises InputError if it, or the library, or the split is missing."""
+        datasets = import_library("datasets")
+        try:
+            return datasets.load_dataset(self._name, self._config or None, split=self._split)
+        except Exception as error:
+            if lacks := re.match(r'Unknown split "(.*?)"\. Should be one of \[(.*)\]', str(error)):
+                key, remedy = self._missing
+                raise InputError(
+                    f"{key}: the dataset {self._name!r} has no split {lacks[1]!r}, only {lacks[2]};"
+                    f" {remedy}"
+                ) from None
+            raise InputError(
+                f"{self._called} {CANNOT_BE_LOADED}: {type(error).__name__}: {first_line(error)}"
+            ) from error
 
     def shown(self) -> str:
         return self.path
@@ -67,31 +80,3 @@ class HubRows(DatasetRows):
         """Return the size of the data, and the fingerprint by which the library tells versions."""
         fingerprint = int.from_bytes(self._dataset._fingerprint.encode(), "big")
         return [self._dataset.data.nbytes, fingerprint, 0, 0]
-
-
-def load_split(
-    name: str, config: str, split: str, called: str, missing: tuple[str, str] = TRAINING_SPLIT
-) -> Any:
-    """Load a split of a dataset.
-
-    Raises InputError if the library is not installed, the dataset cannot be loaded, or it has no
-    such split.
-
-    Parameters
-    ----------
-    called : description of the dataset, for errors
-    missing : key and remedy for the error if the dataset has no such split
-    """
-    datasets = import_library("datasets")
-    try:
-        return datasets.load_dataset(name, config or None, split=split)
-    except Exception as error:
-        if lacks := re.match(r'Unknown split "(.*?)"\. Should be one of \[(.*)\]', str(error)):
-            key, remedy = missing
-            raise InputError(
-                f"{key}: the dataset {name!r} has no split {lacks[1]!r}, only {lacks[2]}; {remedy}"
-            ) from None
-        reason = (str(error).splitlines() or [""])[0][:200]
-        raise InputError(
-            f"{called} {CANNOT_BE_LOADED}: {type(error).__name__}: {reason}"
-        ) from error

@@ -12,7 +12,7 @@ from espalier.data.files.compression import Bytes, import_library
 from espalier.data.files.files import blocks, no_such_file, not_utf8, opened
 from espalier.data.files.rows import Place, Row, RowFile, Wanted, status_of
 from espalier.environment.paths import at_home
-from espalier.errors import EspalierError, InputError
+from espalier.errors import EspalierError, InputError, first_line
 
 ROWS_AT_ONCE = 256
 """Number of rows that are converted to Python values at a time."""
@@ -20,8 +20,6 @@ MAX_CELL = (1 << 31) - 1
 """Maximum size of a cell of a CSV file in characters."""
 PARQUET_BUFFER = 1 << 20
 """Number of bytes of a column of a Parquet file that are read at a time."""
-MAX_REASON = 200
-"""Maximum length of a library's reason in an error, in characters."""
 ARROW_FILE = b"ARROW1"
 """First bytes of an Arrow file; a stream has none."""
 
@@ -45,10 +43,8 @@ class DelimitedRows(RowFile):
         with opened(self.path, self.keys) as file:
             header_line = file.head.partition(b"\n")[0]
             semicolons = self._delimiter == "," and b"," not in header_line and b";" in header_line
-            lines = _Lines(file)
-            reader = csv.reader(
-                lines, delimiter=";" if semicolons else self._delimiter, strict=True
-            )
+            delimiter = ";" if semicolons else self._delimiter
+            reader = csv.reader(_lines(file), delimiter=delimiter, strict=True)
             header = self._header(reader)
             self.require_columns(columns, header)
             number = -1
@@ -87,34 +83,25 @@ class DelimitedRows(RowFile):
             ) from None
 
 
-class _Lines(Iterator[str]):
-    """Decoded lines of a file, with their ends."""
+def _lines(file: Bytes) -> Iterator[str]:
+    """Yield the decoded lines of a file, with their ends."""
 
-    def __init__(self, file: Bytes) -> None:
-        self._path = file.name
-        self._lines = self._decoded(file)
-
-    def __next__(self) -> str:
-        return next(self._lines)
-
-    def _decoded(self, file: Bytes) -> Iterator[str]:
-        waiting = b""
-        start = file.skip_mark()
-        for block in blocks(file):
-            # The rest of the last line may be in the next block.
-            *whole, rest = (waiting + block).split(b"\n")
-            for line in whole:
-                yield self._text(line + b"\n", start)
-                start += len(line) + 1
-            waiting = rest
-        if waiting:
-            yield self._text(waiting, start)
-
-    def _text(self, line: bytes, start: int) -> str:
+    def decoded(line: bytes) -> str:
         try:
             return line.decode()
         except UnicodeDecodeError as error:
-            raise not_utf8(self._path, start, error) from None
+            raise not_utf8(file.name, start, error) from None
+
+    incomplete = b""
+    start = file.skip_mark()
+    for block in blocks(file):
+        # The rest of the last line may be in the next block.
+        *lines, incomplete = (incomplete + block).split(b"\n")
+        for line in lines:
+            yield decoded(line + b"\n")
+            start += len(line) + 1
+    if incomplete:
+        yield decoded(incomplete)
 
 
 class ArrowRows(RowFile):
@@ -158,10 +145,9 @@ class ArrowRows(RowFile):
         except FileNotFoundError:
             raise no_such_file(at_home(self.path), self.keys) from None
         except (OSError, ArithmeticError, ValueError, NotImplementedError) as error:
-            reason = (str(error).splitlines() or [""])[0][:MAX_REASON]
             raise InputError(
                 f"{self.shown()}: cannot be read ({type(error).__name__}:"
-                f" {reason}); copy or export the file again, or check {self.keys}"
+                f" {first_line(error)}); copy or export the file again, or check {self.keys}"
             ) from None
 
 

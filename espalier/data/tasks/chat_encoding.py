@@ -6,6 +6,7 @@ from typing import Any
 from espalier.data.tasks.encoding import Encoded, Marked
 from espalier.data.tasks.item import Item
 from espalier.data.tasks.scored_items import ScoredItems, cut_written
+from espalier.data.token_pieces import common_beginning
 from espalier.errors import InputError
 from espalier.progress import with_progress
 from espalier.settings.tables.task import CHAT_TEMPLATES, TaskSettings
@@ -50,14 +51,7 @@ def _completion(tokenizer: Any, item: Item) -> Marked:
     end = tokenizer.eos_token_id
     if end is not None and whole[-1:] != [end]:
         whole.append(end)
-    start = next(
-        (
-            place
-            for place, pair in enumerate(zip(prompt, whole, strict=False))
-            if pair[0] != pair[1]
-        ),
-        min(len(prompt), len(whole)),
-    )
+    start = common_beginning(prompt, whole)
     return Marked(tuple(whole), ((start, len(whole)),))
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from espalier.data.files.records import fields_there, kind_of
+from espalier.data.files.rows import is_unicode
 from espalier.errors import EspalierError, InputError
 
 
@@ -155,12 +156,10 @@ class Fields:
             )
         if not value.strip() and not may_be_blank:
             raise self.refused(name, "is blank", "give it text, or remove the record")
-        try:
-            value.encode()
-        except UnicodeEncodeError:
+        if not is_unicode(value):
             raise self.refused(
                 name, "contains half of a surrogate pair", "write the file again as UTF-8"
-            ) from None
+            )
         return value
 
 

@@ -8,7 +8,8 @@ file. A question that occurs again, at another client or with another answer, is
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from espalier.data.files.corpus_index import Unit
@@ -23,6 +24,8 @@ from espalier.data.tasks.item import Item
 from espalier.data.tasks.task import Task
 from espalier.errors import InputError
 
+NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
+
 
 @dataclass(frozen=True)
 class ItemSource:
@@ -30,7 +33,7 @@ class ItemSource:
 
     task: Task
     files: tuple[RowFile, ...]
-    columns_of: Mapping[str, str] = field(default_factory=dict)
+    columns_of: Mapping[str, str] = NO_COLUMNS
     """Field of the file for each field of the task that has another name there."""
     group_field: str = ""
     """Field whose value joins records that are never separated; empty: every item is its own group."""
@@ -58,16 +61,16 @@ class ItemSource:
 
     def _renamed(self, row: Row) -> dict[str, Any]:
         """Return the values of renamed fields; a field may also have the task's own name."""
-        found = {}
+        values = {}
         for needed, there in self.columns_of.items():
             if there in row.record:
-                found[needed] = row.record[there]
+                values[needed] = row.record[there]
             elif needed not in row.record:
                 raise InputError(
                     f"{row.where} has no field '{there}' for the task's field '{needed}',"
                     f" {fields_there(row.record)}; set data.columns or the node's data-columns"
                 )
-        return found
+        return values
 
     def items(self) -> Iterator[Item]:
         """Yield all items in the order of the files."""
@@ -97,7 +100,9 @@ def unit_of(item: Item, group: str = "") -> Unit[Item]:
     return Unit(item, own, key, key, key.hex() if group else item.label)
 
 
-def items_in(task: Task, path: str, keys: str = CLIENT_KEYS) -> ItemSource:
+def items_in(
+    task: Task, path: str, keys: str = CLIENT_KEYS, columns_of: Mapping[str, str] = NO_COLUMNS
+) -> ItemSource:
     """Return the items of the files that a path names (``formats.open_rows``).
 
     Files whose ending names no format are JSON Lines.
@@ -105,15 +110,16 @@ def items_in(task: Task, path: str, keys: str = CLIENT_KEYS) -> ItemSource:
     Parameters
     ----------
     keys : settings that name the path, for errors
+    columns_of : field of the file for each field of the task that has another name there
     """
-    return ItemSource(task, tuple(open_rows(path, keys, other=JsonLinesRows)))
+    return ItemSource(task, tuple(open_rows(path, keys, other=JsonLinesRows)), columns_of)
 
 
 def hub_rows(
     task: Task,
     split: str,
-    name: str = "",
-    config: str = "",
+    name: str,
+    config: str,
     missing: tuple[str, str] = TRAINING_SPLIT,
 ) -> HubRows:
     """Return the records of a dataset's split.

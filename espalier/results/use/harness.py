@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.environment.paths import at_home
-from espalier.errors import InputError, as_command
+from espalier.errors import InputError, as_command, first_line
 from espalier.results.finished_run import FinishedRun, open_run
 from espalier.results.sources import Source, require_text_model, sources_of
 from espalier.results.use.harness_records import with_local_data
@@ -110,10 +110,9 @@ def _loadable(manager: Any, name: str, file: str | None, folder: Path) -> str | 
         manager.load([spec])
     # The harness and the library for datasets raise errors of many types.
     except Exception as error:
-        reason = (str(error).splitlines() or [""])[0][:300]
         raise InputError(
-            f"task {name!r}: its data cannot be loaded ({type(error).__name__}: {reason}). Without"
-            f" the Hugging Face hub, name a file of its records: --data {name}=FILE.jsonl"
+            f"task {name!r}: its data cannot be loaded ({type(error).__name__}:"
+            f" {first_line(error)}). Without the Hugging Face hub, name a file of its records: --data {name}=FILE.jsonl"
         ) from None
     return spec
 

@@ -33,13 +33,6 @@ def test_the_text_is_the_same_each_time() -> None:
     assert list(documentation.texts("numbers")) == list(documentation.texts("numbers"))
 
 
-def test_unknown_source_lists_known_ones() -> None:
-    with pytest.raises(
-        EspalierError, match=r"'poems' is unknown; choose one of .*language-types.*numbers"
-    ):
-        list(documentation.texts("poems"))
-
-
 def test_only_docstrings_of_modules_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from espalier.data.builtin import documentation, source_code
-from espalier.data.builtin.built_in_texts import BUILT_IN, own_records, public_part
+from espalier.data.builtin.built_in_texts import BUILT_IN, own_passages, public_part
 from espalier.data.builtin.standard_library import module_files
 from espalier.data.passages import digest, passages, split
 from espalier.errors import EspalierError
@@ -139,7 +139,7 @@ def test_the_demo_model_was_trained_on_none_of_it() -> None:
 def test_what_is_public_is_no_clients() -> None:
     public = set(map(digest, passages(public_part("code"))))
     for client in (0, 3, 12):
-        own, held_out = split(record.text for record in own_records("code", client, 14))
+        own, held_out = split(own_passages("code", client, 14))
         assert own
         assert not public & set(map(digest, own))
         assert set(map(digest, held_out)) <= public
@@ -147,11 +147,6 @@ def test_what_is_public_is_no_clients() -> None:
 
 def test_the_text_is_the_same_each_time() -> None:
     assert list(source_code.texts("testing")) == list(source_code.texts("testing"))
-
-
-def test_unknown_source_lists_known_ones() -> None:
-    with pytest.raises(EspalierError, match=r"'poems' is unknown; choose one of asyncio, numbers"):
-        list(source_code.texts("poems"))
 
 
 def test_the_files_are_read_and_never_imported(

@@ -29,6 +29,7 @@ from espalier.settings.run import parse
 from espalier.settings.tables.data import DataSettings
 from espalier.storage.client_state import collect_old_runs
 from tests.data.client_passages import client_passages
+from tests.data.plain_partition import share_of
 
 KEY = "data.path"
 KINDS = ("iid", "quantity", "dirichlet", "by-field")
@@ -78,7 +79,7 @@ def strange_text(seed: int) -> str:
 
 def by_hand(records: list[Record], deal: Partition, client: int) -> tuple[list[str], list[str]]:
     """Return the passages as computed without an index, with all records in memory."""
-    return split(record.text for record in deal.share_of(client, records))
+    return split(record.text for record in share_of(deal, client, records))
 
 
 # ----- the same passages --------------------------------------------------------------------------

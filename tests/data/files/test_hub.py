@@ -106,7 +106,7 @@ def test_nothing_is_made_text_that_is_none(
 ) -> None:
     rows = [{"note": "birch", "ward": "a"}, {"note": value, "ward": "a"}]
     made = datasets.Dataset.from_list(rows if value is None else rows[1:])
-    monkeypatch.setattr("espalier.data.files.hub.load_split", lambda *given: made)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: made)
     with pytest.raises(EspalierError) as caught:
         records_of("trees", "train", "note", "ward")
     row = 2 if value is None else 1
@@ -118,7 +118,7 @@ def test_nothing_is_made_text_that_is_none(
 @pytest.mark.parametrize("label", [None, [1], {"a": 1}, float("nan")])
 def test_nothing_is_made_a_label_that_is_none(label: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = datasets.Dataset.from_list([{"note": "birch", "ward": label}])
-    monkeypatch.setattr("espalier.data.files.hub.load_split", lambda *given: made)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: made)
     with pytest.raises(
         EspalierError,
         match=r"^the dataset 'trees' \(train\): row 1, field 'ward' is not a label but ",

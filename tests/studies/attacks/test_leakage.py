@@ -24,7 +24,6 @@ from benchmarks.leakage.statistics import KINDS, POOLED, StatisticsAttack
 from benchmarks.membership import clients as clients_module
 from benchmarks.membership.clients import Clients
 from benchmarks.membership.kinds import TUNING
-from espalier.data.files.records import Record
 from espalier.data.passages import is_held_out
 from espalier.hf.machine.computing import Computing
 from espalier.hf.stream.block_stream import BlockStream
@@ -134,9 +133,9 @@ def test_clipped_means_by_hand() -> None:
 def sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataSets:
     """Return two clients, two unused sets and two reference sets of a tiny model's text."""
     monkeypatch.setenv("ESPALIER_STATE_DIR", "")
-    passages = [Record(f"{WORDS[number % 13]} {number}") for number in range(400)]
+    passages = [f"{WORDS[number % 13]} {number}" for number in range(400)]
     monkeypatch.setattr(
-        clients_module, "own_records", lambda _, source, __: passages if source == 0 else []
+        clients_module, "own_passages", lambda _, source, __: passages if source == 0 else []
     )
     model = save_tiny_llama(tmp_path / "model", blocks=4, hidden=32, positions=256)
     clients = Clients(str(model), "code", tmp_path / "texts", 6, 4, 16)

@@ -17,7 +17,6 @@ from benchmarks.membership.kinds import (
     recognised_by_adapters,
     recognised_by_statistics,
 )
-from espalier.data.files.records import Record
 from espalier.hf.machine.computing import Computing
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.settings.run import parse
@@ -30,9 +29,9 @@ CPU = Computing(torch.device("cpu"), torch.float32, 1)
 def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clients:
     """Return three clients of a tiny model with four samples each."""
     monkeypatch.setenv("ESPALIER_STATE_DIR", "")
-    passages = [Record(f"{WORDS[number % 13]} {number}") for number in range(200)]
+    passages = [f"{WORDS[number % 13]} {number}" for number in range(200)]
     monkeypatch.setattr(
-        clients_module, "own_records", lambda _, source, __: passages if source == 0 else []
+        clients_module, "own_passages", lambda _, source, __: passages if source == 0 else []
     )
     made = Clients(
         str(save_tiny_llama(tmp_path / "model", hidden=32, positions=256)),
