@@ -4,14 +4,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from espalier.amounts import figure, size
 from espalier.errors import InputError
 from espalier.results.finished_run import ADAPTER, FinishedRun
 
 FEDERATED = "federated"
 DENSE = "dense"
 PERPLEXITY = "perplexity"
-HUGE = 1e6
-"""Smallest number in scientific notation, such as ``1.23e+12``."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +40,9 @@ class Quality:
         return self.dataset, self.metric
 
 
-def figure_text(metric: str, value: float) -> str:
-    """Return a value of a metric for a table; large numbers have three significant digits."""
-    if abs(value) >= HUGE:
-        return f"{value:.3g}"
-    return f"{value:.{num_digits(metric)}f}"
+def figure_text(metric: str, value: float | None) -> str:
+    """Return a value of a metric for a table; a dash for None."""
+    return figure(value, num_digits(metric))
 
 
 def num_digits(metric: str) -> int:
@@ -73,6 +70,24 @@ class Size:
         if not self.is_adapter:
             return self
         return Size(_sum(self.parameters, base.parameters), _sum(self.num_bytes, base.num_bytes))
+
+    def in_words(self, original: float | None = None) -> tuple[str, str]:
+        """Return parameters and bytes for a table; those of an adapter have a plus sign.
+
+        Parameters
+        ----------
+        original : parameters of the model before pruning; if a model has fewer or more, its
+            percentage of them follows
+        """
+        sign = "+" if self.is_adapter else ""
+        num_bytes = "-" if self.num_bytes is None else f"{sign}{size(self.num_bytes)}"
+        if self.parameters is None:
+            return "-", num_bytes
+        parameters = f"{sign}{self.parameters:,.0f}"
+        # An adapter has no percentage: it does not replace the original model.
+        if original and not self.is_adapter and self.parameters != original:
+            parameters += f" ({self.parameters / original:.1%})"
+        return parameters, num_bytes
 
     def to_json(self) -> dict[str, Any]:
         """Return the size as JSON values."""
@@ -121,32 +136,31 @@ def main_quality(run: FinishedRun) -> Quality | None:
 
     It is the first score for which higher is better, otherwise the first perplexity.
     """
-    found = [one for one in qualities(run) if one.values.get(FEDERATED) is not None]
-    scores = [one for one in found if not one.lower_is_better]
-    return next(iter([*scores, *found]), None)
+    measures = evaluated(run)
+    scores = [one for one in measures if not one.lower_is_better]
+    return next(iter([*scores, *measures]), None)
 
 
-def result_size(run: FinishedRun) -> Size:
-    """Return the size of the result as it was written; InputError as for ``qualities``."""
-    return _size(run, FEDERATED)
+def evaluated(run: FinishedRun) -> list[Quality]:
+    """Return the measures that have a value of the result; InputError as for ``qualities``."""
+    return [one for one in qualities(run) if one.values.get(FEDERATED) is not None]
 
 
-def base_size(run: FinishedRun) -> Size:
-    """Return the size of the base model of a run; InputError as for ``qualities``."""
-    return _size(run, DENSE)
+def size_of(run: FinishedRun, column: str) -> Size:
+    """Return the size of the base (``DENSE``), the result (``FEDERATED``) or a baseline.
 
-
-def _size(run: FinishedRun, column: str) -> Size:
+    InputError as for ``qualities``.
+    """
     sizes = run.summary.get("size")
     try:
-        found = (sizes or {}).get(column)
-        if found is None:
+        entry = (sizes or {}).get(column)
+        if entry is None:
             return Size()
-        num_bytes = found["bytes"]
+        num_bytes = entry["bytes"]
         return Size(
-            float(found["parameters"]),
+            float(entry["parameters"]),
             None if num_bytes is None else float(num_bytes),
-            found["folder"] or "",
+            entry["folder"] or "",
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         raise _damaged(run, "size") from None

@@ -1,6 +1,6 @@
 """Result of a run, as Python programs use it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -54,10 +54,10 @@ class Result:
         return self.run.settings
 
     @property
-    def metrics(self) -> Mapping[str, Any]:
-        """Scores of the dense and the federated model and of the baselines, by metric."""
-        found: Mapping[str, Any] = self.summary["metrics"]
-        return found
+    def metrics(self) -> Sequence[Mapping[str, Any]]:
+        """Measures with the values of the dense and the federated model and of the baselines."""
+        measures: Sequence[Mapping[str, Any]] = self.summary["metrics"]
+        return measures
 
     @property
     def clients(self) -> tuple[str, ...]:

@@ -13,20 +13,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from espalier.amounts import duration, size
+from espalier.amounts import duration
 from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError, tell
 from espalier.identity.names import STAMP, printable
 from espalier.results.figures import (
     DENSE,
     FEDERATED,
+    Size,
     figure_text,
     main_quality,
     number,
-    result_size,
+    size_of,
 )
-from espalier.results.finished_run import FinishedRun, open_run
-from espalier.results.run_status import COMPLETED, SUMMARY, is_run, run_status
+from espalier.results.finished_run import ADAPTER, FinishedRun, open_run
+from espalier.results.run_status import COMPLETED, LONGEST_REASON, SUMMARY, is_run, run_status
 
 DEPTH = 3
 """Maximum number of folders between a directory and the runs that are found in it."""
@@ -38,8 +39,6 @@ WIDTH = 1000
 """Maximum width of the table in characters if the output is no terminal."""
 NARROW = 120
 """Width of a terminal below which the table has fewer columns."""
-LONGEST_REASON = 300
-"""Maximum number of characters of a reason; ``summary.json`` has the full text."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ def listed(folder: Path) -> Listed:
 def _values(run: FinishedRun) -> Mapping[str, Any]:
     summary = run.summary
     quality = main_quality(run)
-    written = result_size(run)
+    written = size_of(run, FEDERATED)
     return {
         "method": summary.get("method"),
         "model": summary.get("model"),
@@ -150,6 +149,10 @@ def table_of(rows: Sequence[Listed], common: str, width: int) -> Table:
 
     In a narrow terminal it has fewer columns.
     """
+    sizes = [
+        Size(row.parameters, row.bytes_on_disk, ADAPTER if row.is_adapter else "").in_words()
+        for row in rows
+    ]
     columns: dict[str, list[str]] = {
         "run": [os.path.relpath(row.path, common) for row in rows],
         "status": [row.status for row in rows],
@@ -157,8 +160,8 @@ def table_of(rows: Sequence[Listed], common: str, width: int) -> Table:
         "model": [row.model or "-" for row in rows],
         "clients": [_clients(row) for row in rows],
         "result (dense)": [_figure(row) for row in rows],
-        "parameters": [_amount(row, row.parameters, "{:,.0f}".format) for row in rows],
-        "on disk": [_amount(row, row.bytes_on_disk, size) for row in rows],
+        "parameters": [parameters for parameters, _ in sizes],
+        "on disk": [on_disk for _, on_disk in sizes],
         "time": ["-" if row.seconds is None else duration(row.seconds) for row in rows],
         "started": [row.started or "-" for row in rows],
     }
@@ -186,10 +189,9 @@ def _figure(row: Listed) -> str:
     return f"{row.dataset} {row.metric} {figure_text(row.metric, row.federated)}{dense}"
 
 
-def _amount(row: Listed, value: float | None, shown: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{'+' if row.is_adapter else ''}{shown(value)}"
+def console_for_tables() -> Console:
+    """Return the console; in a file or a pipe, lines are not folded to the width of a terminal."""
+    return Console() if sys.stdout.isatty() else Console(width=WIDTH, color_system=None)
 
 
 def main(document: Mapping[str, Any]) -> int:
@@ -217,8 +219,7 @@ def main(document: Mapping[str, Any]) -> int:
     if document["json"]:
         print(json.dumps([asdict(row) for row in chosen], indent=2))
     elif chosen:
-        # In a file or a pipe, lines are not folded to the width of a terminal.
-        console = Console() if sys.stdout.isatty() else Console(width=WIDTH, color_system=None)
+        console = console_for_tables()
         common = os.path.commonpath([Path(row.path).absolute().parent for row in chosen])
         print(f"{common}/", flush=True)
         console.print(table_of(chosen, common, console.width))

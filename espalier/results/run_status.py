@@ -26,6 +26,8 @@ RUNNING = "running"
 INTERRUPTED = "interrupted"
 COMPLETED = "completed"
 FAILED = "failed"
+LONGEST_REASON = 300
+"""Maximum number of characters of a reason in a list; ``summary.json`` has the full text."""
 HOW_TO_TELL = (
     "a server works here as long as a process holds the file lock; otherwise the run was"
     " interrupted"

@@ -9,7 +9,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,7 @@ def measured_apart(
         check=False,
     )
     # Libraries may print too; the figures are the last object.
-    lines = list(_printed(done.stdout))
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
         why = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
         raise InputError(
@@ -107,7 +107,3 @@ def measured_apart(
         )
     figures: dict[str, Any] = json.loads(lines[-1])
     return figures
-
-
-def _printed(text: str) -> Iterator[str]:
-    return (line for line in text.splitlines() if line.startswith("{"))

@@ -5,8 +5,9 @@ from collections import Counter
 from rich.console import Console
 from rich.table import Table
 
-from espalier.amounts import count, duration, figure, size
+from espalier.amounts import count, duration, figure
 from espalier.messages.ledger import Traffic
+from espalier.results.figures import Size
 from server_app.report.summary import COLUMNS, Summary
 
 SPOILT = 0.05
@@ -101,25 +102,9 @@ def _show_notes(summary: Summary) -> None:
         )
 
 
-def _size(summary: Summary, column: str) -> list[str]:
-    """Return parameters and bytes on disk.
-
-    The parameters are followed by their percentage of the base's, if they differ. The values of an
-    adapter have a plus sign.
-    """
-    found = summary.sizes.get(column)
-    base = summary.sizes.get("dense")
-    if not (found and base and found.parameters and base.parameters):
-        return ["-", "-"]
-    on_top = "+" if found.is_adapter else ""
-    # The change of size is shown only for whole models.
-    beside = (
-        ""
-        if found.parameters == base.parameters or on_top
-        else f" ({found.parameters / base.parameters:.1%})"
-    )
-    on_disk = "-" if found.num_bytes is None else f"{on_top}{size(found.num_bytes)}"
-    return [f"{on_top}{found.parameters:,.0f}{beside}", on_disk]
+def _size(summary: Summary, column: str) -> tuple[str, str]:
+    """Return parameters and bytes on disk."""
+    return summary.sizes.get(column, Size()).in_words(summary.sizes.get("dense", Size()).parameters)
 
 
 def _sparsity(summary: Summary, column: str) -> str:

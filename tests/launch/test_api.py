@@ -75,7 +75,7 @@ def superlink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 def directory_line(folder: Path, status: str = "completed") -> str:
     """Return the log line that names a run directory with this status."""
     folder.mkdir(exist_ok=True)
-    metrics = {"perplexity": {"text": {"federated": 2.5}}}
+    metrics = [{"name": "perplexity", "dataset": "text", "values": {"federated": 2.5}}]
     (folder / "summary.json").write_text(json.dumps({"status": status, "metrics": metrics}))
     return f"run directory {folder}\n"
 
@@ -137,7 +137,7 @@ def test_simulation_returns_its_result(
     scripted = superlink([directory_line(tmp_path / "run"), "round 1\n"])
     result = espalier.simulate("flap", num_clients=3, threads=1, gpus_per_client=0.5, app=APP)
     assert result.path == tmp_path / "run"
-    assert result.metrics["perplexity"]["text"]["federated"] == 2.5
+    assert result.metrics[0]["values"]["federated"] == 2.5
     assert "num-supernodes=3" in scripted.options[1]
     assert "client-resources-num-gpus=0.5" in scripted.options[1]
     assert capsys.readouterr().out.endswith("round 1\n")

@@ -18,7 +18,7 @@ from espalier.results.report.layers import layers_of
 from espalier.results.report.page import report_page
 from espalier.results.report.rounds import curves_of
 from espalier.results.report.run_settings import changed_settings
-from espalier.results.report.traffic import bytes_of, estimates_of
+from espalier.results.report.traffic import estimates_of, traffic_of
 from espalier.results.report.usage import snippets_of
 from espalier.results.report.verdict import verdict
 from espalier.results.run_status import run_status
@@ -204,12 +204,11 @@ def test_bytes_by_kind(tmp_path: Path) -> None:
         for kind, direction, block, number in entries
     ]
     (tmp_path / "run" / "ledger.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in lines))
-    found = bytes_of(run)
-    assert [(kind.name, kind.up, kind.down, kind.messages) for kind in found.kinds] == [
+    assert [(kind.name, kind.up, kind.down, kind.messages) for kind in traffic_of(run)] == [
         ("enrol", 4, 0, 1),
         ("train", 320, 10, 2),
     ]
-    assert (found.up, found.down) == (324, 10)
+    assert "<td>all</td><td>324 B</td>\n<td>10 B</td>" in report_page(run)
 
 
 def test_estimates_are_compared_with_measurements(tmp_path: Path) -> None:
@@ -274,13 +273,13 @@ def test_logs_are_counted_and_verified(tmp_path: Path) -> None:
     log.append({**reply, "bytes": 30, "fields": ["tokens"], "blobs": [{"tensors": tensors}]})
     head = log.append({**reply, "bytes": 12, "fields": ["seconds"], "blobs": []})
     (found,) = site_logs(run)
-    assert (found.site, found.fault, found.head) == ("hospital", "", head)
-    assert (found.number, found.num_bytes) == (2, 42)
+    assert (found.site, found.checked.fault, found.checked.head) == ("hospital", "", head)
+    assert "hospital: 2 replies, 42 B" in report_page(run)
     assert found.kinds["train"].fields == {"tokens", "seconds"}
     assert (found.kinds["train"].tensors, found.kinds["train"].dtypes) == (2, {"F32", "BF16"})
     assert head in report_page(run)
     path.write_text(path.read_text().replace('"bytes":12', '"bytes":13'))
-    assert site_logs(run)[0].fault
+    assert site_logs(run)[0].checked.fault
     assert "LOG IS BROKEN" in report_page(run)
 
 

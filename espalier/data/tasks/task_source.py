@@ -8,8 +8,7 @@ file. A question that occurs again, at another client or with another answer, is
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from espalier.data.files.corpus_index import Unit
@@ -24,8 +23,6 @@ from espalier.data.tasks.item import Item
 from espalier.data.tasks.task import Task
 from espalier.errors import InputError
 
-NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
-
 
 @dataclass(frozen=True)
 class ItemSource:
@@ -33,7 +30,7 @@ class ItemSource:
 
     task: Task
     files: tuple[RowFile, ...]
-    columns_of: Mapping[str, str] = NO_COLUMNS
+    columns_of: Mapping[str, str] = field(default_factory=dict)
     """Field of the file for each field of the task that has another name there."""
     group_field: str = ""
     """Field whose value joins records that are never separated; empty: every item is its own group."""
@@ -101,7 +98,7 @@ def unit_of(item: Item, group: str = "") -> Unit[Item]:
 
 
 def items_in(
-    task: Task, path: str, keys: str = CLIENT_KEYS, columns_of: Mapping[str, str] = NO_COLUMNS
+    task: Task, path: str, keys: str = CLIENT_KEYS, columns_of: Mapping[str, str] | None = None
 ) -> ItemSource:
     """Return the items of the files that a path names (``formats.open_rows``).
 
@@ -112,7 +109,7 @@ def items_in(
     keys : settings that name the path, for errors
     columns_of : field of the file for each field of the task that has another name there
     """
-    return ItemSource(task, tuple(open_rows(path, keys, other=JsonLinesRows)), columns_of)
+    return ItemSource(task, tuple(open_rows(path, keys, other=JsonLinesRows)), columns_of or {})
 
 
 def hub_rows(

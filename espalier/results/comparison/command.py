@@ -1,11 +1,9 @@
 """Comparison of runs as a command and as files (``espalier compare``)."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -22,12 +20,10 @@ from espalier.results.comparison.table import (
     results_table,
     settings_table,
 )
-from espalier.results.run_list import runs_of
+from espalier.results.run_list import console_for_tables, runs_of
 from espalier.storage.atomic import write_bytes
 
 FORMS = (".html", ".md", ".csv", ".png", ".svg")
-WIDTH = 1000
-"""Maximum width of tables in characters if the output is no terminal."""
 LONGEST = 60
 """Maximum number of characters of a setting in the terminal."""
 
@@ -92,8 +88,7 @@ def _escaped(text: str) -> str:
 
 def show(comparison: Comparison, plot: Plot | None) -> None:
     """Print the tables and notes of a comparison."""
-    console = Console() if sys.stdout.isatty() else Console(width=WIDTH, color_system=None)
-    console.print(_terminal_table(results_table(comparison, plot)))
+    console_for_tables().print(_terminal_table(results_table(comparison, plot)))
     settings = settings_table(comparison)
     if settings.rows:
         print("settings that differ:")

@@ -14,15 +14,21 @@ from espalier.results.figures import (
     FEDERATED,
     Quality,
     Size,
-    base_size,
+    evaluated,
     main_quality,
     number,
-    qualities,
-    result_size,
+    size_of,
 )
 from espalier.results.finished_run import FinishedRun, open_run
 from espalier.results.model_chain import chain_of
-from espalier.results.run_status import COMPLETED, FAILED, INTERRUPTED, RUNNING, run_status
+from espalier.results.run_status import (
+    COMPLETED,
+    FAILED,
+    INTERRUPTED,
+    LONGEST_REASON,
+    RUNNING,
+    run_status,
+)
 from espalier.settings.keys import default_values
 from espalier.settings.run import of_the_result
 from espalier.settings.tables.evaluation import OWN_TEXT
@@ -30,8 +36,6 @@ from espalier.settings.tables.evaluation import OWN_TEXT
 DEFAULTS = default_values()
 HASH = 12
 """Number of characters of a hash in a message."""
-LONGEST_REASON = 300
-"""Maximum number of characters of a reason; ``summary.json`` has the full text."""
 NOT_COMPLETED = {
     FAILED: "the run failed",
     INTERRUPTED: "the run was interrupted",
@@ -71,23 +75,22 @@ class Entry:
     @cached_property
     def qualities(self) -> dict[tuple[str, str], Quality]:
         """Measures of the result by dataset and metric."""
-        found = [one for one in qualities(self.run) if one.values.get(FEDERATED) is not None]
-        return {one.key: one for one in found}
+        return {one.key: one for one in evaluated(self.run)}
 
     @cached_property
     def written(self) -> Size:
         """Size of the result as it was written."""
-        return result_size(self.run)
+        return size_of(self.run, FEDERATED)
 
     @property
     def used(self) -> Size:
         """Size of what is loaded to use the result: an adapter with its base model."""
-        return self.written.with_base(base_size(self.run))
+        return self.written.with_base(size_of(self.run, DENSE))
 
     @property
     def original(self) -> Size:
         """Size of the model from which the first run of the chain started."""
-        return base_size(self.chain[0])
+        return size_of(self.chain[0], DENSE)
 
     def total(self, key: str) -> float | None:
         """Return the sum of a number of the summaries over the chain; None if one lacks it."""

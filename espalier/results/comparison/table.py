@@ -10,6 +10,7 @@ from espalier.amounts import duration, size
 from espalier.results.comparison.compared_runs import Comparison, Entry, best_of
 from espalier.results.comparison.pareto import Plot, Point, front_of
 from espalier.results.figures import Quality, figure_text
+from espalier.settings.keys import as_text
 
 COSTS = {
     "parameters": ("parameters of the model in use (millions)", 1e6),
@@ -58,13 +59,11 @@ def results_table(comparison: Comparison, plot: Plot | None) -> TableOf:
 
 def _original(comparison: Comparison, width: int) -> list[Cell]:
     """Return the row of the model from which all runs started."""
-    size_of = comparison.entries[0].original
+    original = comparison.entries[0].original
     texts = ["", comparison.entries[0].base_name, "dense"]
     for quality in comparison.columns:
-        value = comparison.dense(quality)
-        texts.append(MISSING if value is None else figure_text(quality.metric, value))
-    texts.append(_shown(size_of.parameters, "{:,.0f}".format))
-    texts.append(_shown(size_of.num_bytes, size))
+        texts.append(figure_text(quality.metric, comparison.dense(quality)))
+    texts += original.in_words()
     return [Cell(text) for text in texts] + [Cell("")] * (width - len(texts))
 
 
@@ -84,19 +83,9 @@ def _quality_cell(comparison: Comparison, index: int, quality: Quality) -> Cell:
 
 
 def _costs(entry: Entry) -> list[str]:
-    """Return size and cost as text; an adapter has a plus sign, because it needs its base."""
-    written = entry.written
-    more = "+" if written.is_adapter else ""
-    original = entry.original.parameters
-    parameters = MISSING
-    if written.parameters is not None:
-        parameters = f"{more}{written.parameters:,.0f}"
-        # An adapter has no percentage: it does not replace the original model.
-        if original and not more and written.parameters != original:
-            parameters += f" ({written.parameters / original:.1%})"
+    """Return size and cost as text."""
     return [
-        parameters,
-        MISSING if written.num_bytes is None else f"{more}{size(written.num_bytes)}",
+        *entry.written.in_words(entry.original.parameters),
         _shown(entry.total("bytes_up"), size),
         _shown(entry.total("bytes_down"), size),
         _shown(entry.total("seconds"), duration),
@@ -118,9 +107,7 @@ def settings_table(comparison: Comparison) -> TableOf:
 
 
 def _setting(value: Any) -> str:
-    if value is None:
-        return MISSING
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return MISSING if value is None else as_text(value)
 
 
 def notes(comparison: Comparison) -> list[str]:

@@ -4,20 +4,20 @@ The body is that of the card which the run wrote. Local paths are in neither.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from espalier.hf.export.loading_code import how_to_load
 from espalier.hf.families import has_own_code
 from espalier.hf.opening.model_files import public_name
 from espalier.results.base_chain import in_words, printable
+from espalier.results.figures import DENSE, FEDERATED, Quality, evaluated
 from espalier.results.sources import Source
 
 FRONT = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 CODE = re.compile(r"```python\n.*?```\n", re.DOTALL)
 ON_HUB = re.compile(r"[\w.-]+/[\w.-]+")
-TITLES = {"dense": "base model", "federated": "this result"}
+TITLES = {DENSE: "base model", FEDERATED: "this result"}
 
 
 def card_of(source: Source, as_adapter: bool, license_name: str = "", repository: str = "") -> str:
@@ -58,12 +58,12 @@ def _front_matter(source: Source, as_adapter: bool, license_name: str) -> str:
     results = [
         EvalResult(
             task_type="text-generation" if decoder else "text-classification",
-            dataset_type=entry["dataset"],
-            dataset_name=entry["dataset"],
-            metric_type=entry["name"],
-            metric_value=entry["values"]["federated"],
+            dataset_type=quality.dataset,
+            dataset_name=quality.dataset,
+            metric_type=quality.metric,
+            metric_value=quality.values[FEDERATED],
         )
-        for entry in metrics_of(source)
+        for quality in _qualities(source)
     ]
     data = ModelCardData(
         base_model=base or None,
@@ -84,12 +84,8 @@ def _front_matter(source: Source, as_adapter: bool, license_name: str) -> str:
     return str(data.to_yaml()).rstrip()
 
 
-def metrics_of(source: Source) -> list[Mapping[str, Any]]:
-    """Return the entries of ``summary.json`` that have a value of the result."""
-    if source.run is None:
-        return []
-    entries = source.run.summary.get("metrics") or []
-    return [one for one in entries if isinstance(one["values"].get("federated"), float)]
+def _qualities(source: Source) -> list[Quality]:
+    return [] if source.run is None else evaluated(source.run)
 
 
 def datasets_of(source: Source) -> list[str]:
@@ -115,13 +111,13 @@ def _body(source: Source) -> str:
 
 
 def _results(source: Source) -> Iterator[str]:
-    entries = metrics_of(source)
-    if not entries:
+    measures = _qualities(source)
+    if not measures:
         return
     yield from ("## Results", "", f"| | {' | '.join(TITLES.values())} |", "|---|---|---|")
-    for entry in entries:
-        values = (entry["values"].get(column) for column in TITLES)
-        cells = (f"{value:.4g}" if isinstance(value, float) else "" for value in values)
-        better = "lower" if entry.get("direction") == "lower" else "higher"
-        yield f"| {entry['name']} on {entry['dataset']} ({better} is better) | {' | '.join(cells)} |"
+    for one in measures:
+        values = (one.values.get(column) for column in TITLES)
+        cells = ("" if value is None else f"{value:.4g}" for value in values)
+        better = "lower" if one.lower_is_better else "higher"
+        yield f"| {one.metric} on {one.dataset} ({better} is better) | {' | '.join(cells)} |"
     yield ""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.results.finished_run import FinishedRun
-from espalier.storage.hash_chain import chain_check
+from espalier.storage.hash_chain import Checked, chain_check
 
 FOLDER = "egress"
 FIRST_ENTRIES = 3
@@ -34,28 +34,11 @@ class SiteLog:
 
     site: str
     file: str
-    fault: str
-    """First fault of the chain of hashes; empty if it is intact."""
-    head: str
-    """Hash of the last entry."""
-    first: str
-    last: str
-    """Time of the first and of the last entry."""
+    checked: Checked
+    """Result of the verification of the chain of hashes."""
     kinds: dict[str, Replies]
-    others: int
-    """Number of entries that are not replies: waiting, approved or refused ones."""
     beginning: list[str]
     """First entries of the log, as they are."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all replies."""
-        return sum(kind.num_bytes for kind in self.kinds.values())
-
-    @property
-    def number(self) -> int:
-        """Number of replies."""
-        return sum(kind.number for kind in self.kinds.values())
 
 
 def site_logs(run: FinishedRun) -> list[SiteLog]:
@@ -72,15 +55,11 @@ def _site_log(path: Path) -> SiteLog:
     with open(path, encoding="utf-8", errors="replace") as file:
         beginning = [line.strip() for line in islice(file, FIRST_ENTRIES)]
     return SiteLog(
-        site=checked.origin["site"] if checked.origin else path.stem,
-        file=path.name,
-        fault=checked.fault,
-        head=checked.head,
-        first=checked.first,
-        last=checked.last,
-        kinds=kinds,
-        others=checked.entries - checked.kinds["reply"],
-        beginning=beginning,
+        checked.origin["site"] if checked.origin else path.stem,
+        path.name,
+        checked,
+        kinds,
+        beginning,
     )
 
 

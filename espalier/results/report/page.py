@@ -2,17 +2,18 @@
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from espalier.amounts import count, duration, size
 from espalier.identity.names import without_control
-from espalier.results.finished_run import FinishedRun
+from espalier.results.figures import DENSE, FEDERATED, Size, size_of
+from espalier.results.finished_run import CLIENTS, FinishedRun
 from espalier.results.report import figures
 from espalier.results.report.comparison import COLUMNS, Comparison, comparisons_of
 from espalier.results.report.egress import site_logs
@@ -20,8 +21,8 @@ from espalier.results.report.layers import Layers, layers_of
 from espalier.results.report.page_style import STYLE
 from espalier.results.report.page_template import PAGE
 from espalier.results.report.rounds import curves_of
-from espalier.results.report.run_settings import all_settings, changed_settings
-from espalier.results.report.traffic import bytes_of, estimates_of
+from espalier.results.report.run_settings import changed_settings
+from espalier.results.report.traffic import estimates_of, traffic_of
 from espalier.results.report.usage import snippets_of
 from espalier.results.report.verdict import verdict
 from espalier.results.run_status import run_status
@@ -45,20 +46,6 @@ SECTIONS = {
     "use": "Use the result",
     "settings": "Settings",
 }
-
-
-@dataclass(frozen=True)
-class SizeRow:
-    """Row of the table of sizes."""
-
-    column: str
-    name: str
-    parameters: float
-    num_bytes: float | None
-    ratio: float | None
-    """Parameters divided by those of the base; None for base and adapter."""
-    on_top: bool
-    """True for an adapter, which is used together with its base."""
 
 
 def write_report(run: FinishedRun, path: Path) -> None:
@@ -106,7 +93,7 @@ def _content(run: FinishedRun) -> dict[str, Any]:
     """Return the values of the template."""
     summary = run.summary
     comparisons = comparisons_of(run)
-    traffic = bytes_of(run)
+    traffic = traffic_of(run)
     layers = layers_of(run)
     clients = summary.get("clients") or []
     method = str(summary["method"])
@@ -126,7 +113,7 @@ def _content(run: FinishedRun) -> dict[str, Any]:
         "columns": {column: name for column, name in COLUMNS.items() if column in present},
         "comparisons": comparisons,
         # Sizes of baselines are shown only if their quality is.
-        "sizes": [row for row in _sizes(run) if row.column in present | {"dense", "federated"}],
+        "sizes": [row for row in _sizes(run) if row[0] in present | {DENSE, FEDERATED}],
         "has_result": bool(run.model or run.adapter or run.client_models),
         "measurements": measured_rows(run),
         "clients": clients,
@@ -137,9 +124,9 @@ def _content(run: FinishedRun) -> dict[str, Any]:
         "logs": site_logs(run),
         "snippets": snippets_of(run),
         "changed": changed_settings(run),
-        "settings": all_settings(run),
+        "settings": tomli_w.dumps(run.settings),
         "style": Markup(STYLE),
-        "figures": _figures(run, comparisons, traffic.kinds, layers),
+        "figures": _figures(run, comparisons, traffic, layers),
     }
     return content | {"sections": list(_sections(content))}
 
@@ -166,7 +153,7 @@ def _sections(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         "size": content["sizes"] or content["measurements"],
         "rounds": content["figures"]["rounds"],
         "clients": content["clients"],
-        "bytes": content["traffic"].kinds,
+        "bytes": content["traffic"],
         "estimate": content["estimates"],
         "layers": content["layers"].maps or content["layers"].notes,
     }
@@ -206,16 +193,17 @@ def _measures_of(clients: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _sizes(run: FinishedRun) -> Iterator[SizeRow]:
-    sizes = run.summary.get("size") or {}
-    base = sizes.get("dense")
+def _sizes(run: FinishedRun) -> Iterator[tuple[str, str, Size, float | None]]:
+    """Yield column, name, size, and the ratio of its parameters to those of the base.
+
+    The ratio is None for an adapter, which is used together with its base.
+    """
+    base = size_of(run, DENSE)
     for column, name in COLUMNS.items():
-        found = sizes.get(column)
-        if found is None or base is None:
+        model = size_of(run, column)
+        if model.parameters is None or base.parameters is None:
             continue
-        on_top = found["folder"] == "adapter"
-        ratio = None if on_top else found["parameters"] / base["parameters"]
-        what = "adapter" if on_top else name
-        if found["folder"] == "clients":
+        what = "adapter" if model.is_adapter else name
+        if model.folder == CLIENTS:
             what += " (mean of the clients' models)"
-        yield SizeRow(column, what, found["parameters"], found["bytes"], ratio, on_top)
+        yield column, what, model, None if model.is_adapter else model.parameters / base.parameters

@@ -73,10 +73,10 @@ the score on all such items with 95% confidence (Wilson).{% endif %}</p>
 <section id="size"><h2>Size and speed</h2>
 {% if sizes %}<div class="scroll"><table>
 {{ head(["", "parameters", "of the base", "on disk"]) }}
-<tbody>{% for row in sizes %}<tr class="{{ row.column }}"><td>{{ row.name }}</td>
-<td>{{ "+" if row.on_top }}{{ row.parameters | number(0) }}</td>
-<td>{{ "-" if row.ratio is none else row.ratio | percent }}</td>
-<td>{{ "-" if row.num_bytes is none else row.num_bytes | size }}</td></tr>{% endfor %}</tbody>
+<tbody>{% for column, name, model, ratio in sizes %}<tr class="{{ column }}"><td>{{ name }}</td>
+<td>{{ "+" if model.is_adapter }}{{ model.parameters | number(0) }}</td>
+<td>{{ "-" if ratio is none else ratio | percent }}</td>
+<td>{{ "-" if model.num_bytes is none else model.num_bytes | size }}</td></tr>{% endfor %}</tbody>
 </table></div>{% endif %}
 {% if measurements %}
 <div class="scroll"><table>
@@ -117,16 +117,17 @@ the result in a process each, and add the figures to this page:</p>
 </table></div>
 </section>
 {% endif %}
-{% if traffic.kinds %}
+{% if traffic %}
 <section id="bytes"><h2>Bytes between sites and server</h2>
 <div class="figures pair"><figure>{{ figures.bytes }}</figure>
 <div class="scroll"><table>
 {{ head(["message", "up", "down", "messages"]) }}
-<tbody>{% for kind in traffic.kinds %}<tr><td>{{ kind.name }}
+<tbody>{% for kind in traffic %}<tr><td>{{ kind.name }}
 <span class="small">{{ kind.meaning }}</span></td>
 <td>{{ kind.up | size }}</td><td>{{ kind.down | size }}</td><td>{{ kind.messages }}</td></tr>
 {%- endfor %}
-<tr class="federated"><td>all</td><td>{{ traffic.up | size }}</td><td>{{ traffic.down | size }}</td>
+<tr class="federated"><td>all</td><td>{{ traffic | sum("up") | size }}</td>
+<td>{{ traffic | sum("down") | size }}</td>
 <td></td></tr></tbody>
 </table></div></div>
 </section>
@@ -153,18 +154,20 @@ tokenization, which the estimate of its computing does not. Clients do not repor
 <p>Each site logs what leaves it: names, shapes, bytes and hashes, but no values.</p>
 {% for log in logs %}
 <details{% if logs | length <= 2 %} open{% endif %}>
-<summary>{{ log.site }}: {{ log.number | count("reply", "replies") }}, {{ log.num_bytes | size }},
-{{ "log is intact" if not log.fault else "LOG IS BROKEN" }}</summary>
-{% if log.fault %}<p class="warning">{{ log.file }}: {{ log.fault }}</p>{% endif %}
+{% set checked = log.checked %}
+<summary>{{ log.site }}: {{ checked.kinds["reply"] | count("reply", "replies") }}, {{ checked.num_bytes | size }},
+{{ "log is intact" if not checked.fault else "LOG IS BROKEN" }}</summary>
+{% if checked.fault %}<p class="warning">{{ log.file }}: {{ checked.fault }}</p>{% endif %}
 <div class="scroll"><table>
 {{ head(["message", "replies", "bytes", "tensors", "fields"]) }}
 <tbody>{% for kind in log.kinds.values() %}<tr><td>{{ kind.kind }}</td><td>{{ kind.number }}</td>
 <td>{{ kind.num_bytes | size }}</td><td>{{ kind.tensors }}
 {%- if kind.dtypes %}<span class="small">{{ kind.dtypes | sort | join(", ") }}</span>{% endif %}</td>
 <td class="text">{{ kind.fields | sort | join(", ") }}</td></tr>{% endfor %}</tbody></table></div>
-<p class="soft">From {{ log.first }} to {{ log.last }}
-{%- if log.others %}, with {{ log.others | count("entry", "entries") }} on approval{% endif %}.
-Last hash: <code>{{ log.head }}</code></p>
+<p class="soft">From {{ checked.first }} to {{ checked.last }}
+{%- set others = checked.entries - checked.kinds["reply"] %}
+{%- if others %}, with {{ others | count("entry", "entries") }} on approval{% endif %}.
+Last hash: <code>{{ checked.head }}</code></p>
 <details><summary>The first {{ log.beginning | length | count("entry", "entries") }}</summary>
 <pre>{{ log.beginning | join("\\n") }}</pre></details>
 </details>

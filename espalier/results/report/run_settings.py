@@ -1,9 +1,7 @@
-"""Settings of a run: those that differ from the defaults, and all of them."""
+"""Settings of a run that differ from the defaults."""
 
 from dataclasses import dataclass
 from typing import Any
-
-import tomli_w
 
 from espalier.results.finished_run import FinishedRun
 from espalier.settings.keys import as_text, default_values, flatten
@@ -26,11 +24,6 @@ def changed_settings(run: FinishedRun) -> list[Changed]:
         for key, value in flatten(run.settings).items()
         if key not in defaults or value != defaults[key]
     ]
-
-
-def all_settings(run: FinishedRun) -> str:
-    """Return all settings as TOML."""
-    return tomli_w.dumps(run.settings)
 
 
 def _shown(value: Any) -> str:

@@ -1,7 +1,7 @@
 """Bytes of a run by kind of message, and its estimate next to what was measured."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -52,25 +52,11 @@ class Estimated:
     """Measured value divided by the estimate; None if one is unknown."""
 
 
-@dataclass
-class Bytes:
-    """Bytes of a run, without headers of the network."""
+def traffic_of(run: FinishedRun) -> list[Kind]:
+    """Return the bytes of a run by kind of message, from its ledger.
 
-    kinds: list[Kind] = field(default_factory=list)
-
-    @property
-    def up(self) -> int:
-        """Bytes that clients sent."""
-        return sum(kind.up for kind in self.kinds)
-
-    @property
-    def down(self) -> int:
-        """Bytes that the server sent."""
-        return sum(kind.down for kind in self.kinds)
-
-
-def bytes_of(run: FinishedRun) -> Bytes:
-    """Return the bytes of a run by kind of message, from its ledger."""
+    Headers of the network are not counted.
+    """
     kinds: dict[str, Kind] = {}
     for entry in run.json_lines("ledger.jsonl"):
         direction = entry["direction"]
@@ -82,7 +68,7 @@ def bytes_of(run: FinishedRun) -> Bytes:
         # A message has one entry without a block, for its header and fields.
         kind.messages += entry["block"] is None
     order = {name: number for number, name in enumerate(KINDS)}
-    return Bytes(sorted(kinds.values(), key=lambda kind: order.get(kind.name, len(order))))
+    return sorted(kinds.values(), key=lambda kind: order.get(kind.name, len(order)))
 
 
 def estimates_of(run: FinishedRun) -> list[Estimated]:

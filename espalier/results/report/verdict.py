@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from espalier.amounts import count, duration, size
 from espalier.privacy.guarantee import in_words
-from espalier.results.figures import PERPLEXITY
-from espalier.results.finished_run import FinishedRun
+from espalier.results.figures import DENSE, FEDERATED, PERPLEXITY, size_of
+from espalier.results.finished_run import CLIENTS, FinishedRun
 from espalier.results.report.comparison import Comparison
 from espalier.results.run_status import run_status
 
@@ -93,35 +93,33 @@ def _beside_baselines(main: Comparison) -> Iterator[str]:
 
 
 def _size(run: FinishedRun) -> Iterator[str]:
-    sizes = run.summary.get("size") or {}
-    base = sizes.get("dense")
-    result = sizes.get("federated")
-    if base is None or result is None:
+    base = size_of(run, DENSE)
+    result = size_of(run, FEDERATED)
+    if base.parameters is None or result.parameters is None:
         return
-    if result["folder"] == "adapter":
+    if result.is_adapter:
         yield (
-            f"The adapter adds {result['parameters']:,.0f} parameters ({size(result['bytes'])}) to"
-            f" the base model's {base['parameters']:,.0f}."
+            f"The adapter adds {result.parameters:,.0f} parameters ({size(result.num_bytes or 0)})"
+            f" to the base model's {base.parameters:,.0f}."
         )
         return
-    ratio = result["parameters"] / base["parameters"]
-    what = "Each client's model has" if result["folder"] == "clients" else "The model has"
-    mean = " on average" if result["folder"] == "clients" else ""
-    sentence = f"{what} {result['parameters']:,.0f} parameters{mean}"
+    ratio = result.parameters / base.parameters
+    of_clients = result.folder == CLIENTS
+    what = "Each client's model has" if of_clients else "The model has"
+    mean = " on average" if of_clients else ""
+    sentence = f"{what} {result.parameters:,.0f} parameters{mean}"
     if ratio < 1 - TOLERANCE:
         sentence += f", {1 - ratio:.1%} fewer than its base"
     elif ratio > 1 + TOLERANCE:
         sentence += f", {ratio - 1:.1%} more than its base"
     else:
         sentence += ", as many as its base"
-    if result["bytes"] is not None:
-        now = size(result["bytes"])
-        before = size(base["bytes"])
+    if result.num_bytes is not None and base.num_bytes is not None:
+        now = size(result.num_bytes)
+        before = size(base.num_bytes)
         # Compared as they are shown, so that the sentence does not name one size twice.
-        same = now == before
-        sentence += f", and takes {now} on disk" + (
-            ", like it" if same else f" instead of {before}"
-        )
+        sentence += f", and takes {now} on disk"
+        sentence += ", like it" if now == before else f" instead of {before}"
     yield f"{sentence}."
     sparsity = (run.summary.get("sparsity") or {}).get("achieved")
     if abs(ratio - 1) <= TOLERANCE and sparsity:

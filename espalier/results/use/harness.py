@@ -166,10 +166,8 @@ def evaluate(
 ) -> list[Score]:
     """Return the scores of all models, and store them in the run directory.
 
-    Raises InputError if the harness is not installed, a task is unknown, its data cannot be read,
-    or a model cannot be loaded.
+    Raises InputError if a task is unknown, its data cannot be read, or a model cannot be loaded.
     """
-    require_harness()
     for source in sources:
         require_text_model(source)
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
