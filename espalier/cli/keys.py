@@ -200,7 +200,7 @@ def _require_makeable(keys: Keys, servers: Sequence[str], sites: Sequence[str], 
     if not 1 <= days <= AUTHORITY_DAYS:
         lines.append(f"--days {days}: must be from 1 to {AUTHORITY_DAYS}")
     for name in dict.fromkeys(sites):
-        if not is_site_name(name) or name in ("", ".", ".."):
+        if not is_site_name(name):
             lines.append(
                 f"--site {name!r}: is not a valid site name; it has at most {MAX_NAME}"
                 f" characters of {SITE_NAME[1:-2]}"

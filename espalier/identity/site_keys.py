@@ -157,11 +157,7 @@ def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
 def _site(file: Path) -> str:
     """Return the site after which a file is named; empty if it is named otherwise."""
     name = file.name.removesuffix(PUBLIC)
-    return (
-        name
-        if file.name.endswith(PUBLIC) and name not in ("", ".", "..") and is_site_name(name)
-        else ""
-    )
+    return name if file.name.endswith(PUBLIC) and is_site_name(name) else ""
 
 
 def _bytes_of(key: ec.EllipticCurvePublicKey) -> bytes:

@@ -512,9 +512,10 @@ def shortened(path: str) -> str:
 
 
 def is_site_name(name: object) -> bool:
-    """Return whether a value is a valid site name."""
+    """Return whether a value is a site name, which is also the name of a file."""
     return (
         isinstance(name, str)
+        and name not in ("", ".", "..")
         and len(name) <= MAX_NAME
         and re.fullmatch(SITE_NAME, name) is not None
     )
@@ -528,7 +529,7 @@ def claimed_name(config: Mapping[str, Any]) -> str:
     site = config.get("site")
     partition = config.get("partition-id", -1)
     if site:
-        return str(site) if is_site_name(site) and site not in (".", "..") else ""
+        return str(site) if is_site_name(site) else ""
     return f"node-{partition:05d}" if type(partition) is int and 0 <= partition < 10**9 else ""
 
 

@@ -247,8 +247,7 @@ class Summary:
 
     def metrics(self) -> list["Metric"]:
         """Return all metrics by which models are compared: perplexities, then scores."""
-        texts = [*self.losses, *([OWN_TEXT] if self.own_text else [])]
-        return [*map(self._perplexity, texts), *map(self._score, self.scores)]
+        return [*map(self._perplexity, self.texts()), *map(self._score, self.scores)]
 
     def _perplexity(self, text: str) -> "Metric":
         """Return the perplexity on a text."""

@@ -161,73 +161,66 @@ def _unshared(
 def _of_training(job: "MethodSettings", tables: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return what does not go together with DP-SGD, and the remedy."""
     training = tables["training"]
-    privacy = tables["privacy"]
-    lines = []
-    if tables["federation"].client_weights == "samples":
-        lines.append(
-            (
-                "federation.client-weights = 'samples': would tell each client's exact number of"
-                " sequences",
-                "set it to 'equal'",
-            )
-        )
-    if training.proximal:
-        lines.append(
-            (
-                f"training.proximal = {training.proximal:g}: refers to the mean gradient, which"
-                " nobody may know",
-                "set it to 0",
-            )
-        )
-    if training.accumulation != 1:
-        lines.append(
-            (
-                f"training.accumulation = {training.accumulation}: the number of sequences of a"
-                " step is random, and batch-size only bounds a forward pass",
-                "set it to 1",
-            )
-        )
-    for key in ("gradient-checkpointing", "compile"):
-        if getattr(training, key.replace("-", "_")):
-            lines.append(
-                (
-                    f"training.{key} = True: gradients of single sequences cannot be had with it",
-                    "set it to false",
-                )
-            )
-    if tables["task"].packing:
-        lines.append(("task.packing = True: would mix records in a sequence", "set it to false"))
-    if privacy.max_sequences > training.batch_size:
-        lines.append(
-            (
-                f"privacy.max-sequences = {privacy.max_sequences}: is above training.batch-size ="
-                f" {training.batch_size}, and a record or group passes at once",
-                "raise training.batch-size",
-            )
-        )
-    return lines
+    sequences = tables["privacy"].max_sequences
+    no_gradients = "True: gradients of single sequences cannot be had with it"
+    # Whether a setting is wrong, the setting with the reason, and the remedy.
+    checks = [
+        (
+            tables["federation"].client_weights == "samples",
+            "federation.client-weights = 'samples': would tell each client's exact number of"
+            " sequences",
+            "set it to 'equal'",
+        ),
+        (
+            training.proximal,
+            f"training.proximal = {training.proximal:g}: refers to the mean gradient, which nobody"
+            " may know",
+            "set it to 0",
+        ),
+        (
+            training.accumulation != 1,
+            f"training.accumulation = {training.accumulation}: the number of sequences of a step is"
+            " random, and batch-size only bounds a forward pass",
+            "set it to 1",
+        ),
+        (
+            training.gradient_checkpointing,
+            f"training.gradient-checkpointing = {no_gradients}",
+            "set it to false",
+        ),
+        (training.compile, f"training.compile = {no_gradients}", "set it to false"),
+        (
+            tables["task"].packing,
+            "task.packing = True: would mix records in a sequence",
+            "set it to false",
+        ),
+        (
+            sequences > training.batch_size,
+            f"privacy.max-sequences = {sequences}: is above training.batch-size ="
+            f" {training.batch_size}, and a record or group passes at once",
+            "raise training.batch-size",
+        ),
+    ]
+    return [(line, remedy) for is_wrong, line, remedy in checks if is_wrong]
 
 
 def _of_sums(job: Any, tables: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return what does not go together with noisy sums, and the remedy."""
-    lines = []
-    if job.strategy != "one-shot":
-        lines.append(
-            (
-                f"pruning.strategy = '{job.strategy}': its noise is not built",
-                "set it to 'one-shot'",
-            )
-        )
     rule = tables["federation"].aggregation_rule
-    if rule != "mean":
-        lines.append(
-            (
-                f"federation.aggregation-rule = '{rule}': compares means of clients, and private"
-                " sums have no count",
-                "set it to 'mean'",
-            )
-        )
-    return lines
+    checks = [
+        (
+            job.strategy != "one-shot",
+            f"pruning.strategy = '{job.strategy}': its noise is not built",
+            "set it to 'one-shot'",
+        ),
+        (
+            rule != "mean",
+            f"federation.aggregation-rule = '{rule}': compares means of clients, and private sums"
+            " have no count",
+            "set it to 'mean'",
+        ),
+    ]
+    return [(line, remedy) for is_wrong, line, remedy in checks if is_wrong]
 
 
 OF_TRAINING: tuple[str, ...] = ("clip-norm",)

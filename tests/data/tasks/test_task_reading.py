@@ -193,7 +193,7 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_dataset_is_read_like_a_file(dataset: str) -> None:
     task = TASKS["sst2"]
-    items = ItemSource(task, (hub_rows(task, "train", dataset),)).items()
+    items = ItemSource(task, (hub_rows(task, "train", dataset, ""),)).items()
     assert [next(items).label for _ in range(5)] == [
         "negative",
         "positive",
@@ -210,7 +210,7 @@ def test_a_dataset_is_read_like_a_file(dataset: str) -> None:
 
 def test_a_dataset_that_is_not_there_is_a_mistake(dataset: str) -> None:
     with pytest.raises(EspalierError, match="the dataset cannot be loaded"):
-        hub_rows(TASKS["sst2"], "train", f"{dataset}/nowhere").state()
+        hub_rows(TASKS["sst2"], "train", f"{dataset}/nowhere", "").state()
 
 
 def hub_run(**changes: Any) -> RunSettings:
