@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from espalier.cli import Commands
 from espalier.errors import EspalierError, InputError
 from espalier.flower.programs import read_node_config
 from espalier.launch.addresses import require_address, warn_of_answering_control_api
@@ -44,11 +45,11 @@ def complete_words(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> li
     # Only a shell that asks for completions needs the settings.
     from espalier.settings.keys import choices, choices_of_method
 
-    given = getattr(parsed_args, "words", None) or []
+    words = getattr(parsed_args, "words", None) or []
     try:
         app = find_app(parsed_args.app)
         presets = list(preset_files(app))
-        method = _method_of(given, app)
+        method = _method_of(words, app)
     except EspalierError:
         presets, method = [], ""
     keys = choices_of_method(method) if method else choices()
@@ -58,7 +59,7 @@ def complete_words(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> li
         # ``json.dumps`` writes ``true`` and ``false`` as TOML does.
         texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
         return [f"{name}={text}" for text in texts]
-    has_preset = any("=" not in word for word in given)
+    has_preset = any("=" not in word for word in words)
     return [*([] if has_preset else presets), *(f"{key}=" for key in keys)]
 
 
@@ -72,7 +73,7 @@ def _method_of(words: Sequence[str], app: Path) -> str:
     return method if method in METHODS else ""
 
 
-def add_app_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_app_commands(commands: Commands) -> None:
     """Add the commands of this module to the parser."""
     app = commands.add_parser(
         "app",
@@ -109,7 +110,7 @@ def _show_app(_: argparse.Namespace) -> int:
     return 0
 
 
-def _add_report(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_report(commands: Commands) -> None:
     parser = commands.add_parser(
         "report", help="write a page on a run, with figures, as one HTML file (report.html)"
     )
@@ -132,16 +133,16 @@ def _add_report(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.set_defaults(execute=_report)
 
 
-def _report(given: argparse.Namespace) -> int:
+def _report(args: argparse.Namespace) -> int:
     take_interrupts()
-    return calls("espalier.results.report.command", "directories", "out", "measure")(given)
+    return calls("espalier.results.report.command", "directories", "out", "measure")(args)
 
 
-def _show_tasks(given: argparse.Namespace) -> int:
-    return run_in_app(installed_app(), "espalier.data.tasks.description", given.names)
+def _show_tasks(args: argparse.Namespace) -> int:
+    return run_in_app(installed_app(), "espalier.data.tasks.description", args.names)
 
 
-def _add_approve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_approve(commands: Commands) -> None:
     parser = commands.add_parser(
         "approve",
         help="list replies that wait for approval (require-approval), and approve or refuse them",
@@ -179,7 +180,7 @@ def _add_approve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.set_defaults(execute=calls("client_app.policy.approval_command", *options))
 
 
-def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_plan(commands: Commands) -> None:
     parser = commands.add_parser(
         "plan", help="estimate the bytes, memory, disk space and time of a run; needs no weights"
     )
@@ -200,23 +201,23 @@ def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     parser.set_defaults(execute=_plan)
 
 
-def _plan(given: argparse.Namespace) -> int:
+def _plan(args: argparse.Namespace) -> int:
     take_interrupts()
-    app = find_app(given.app)
-    speeds = {"teraflops": given.teraflops, "megabits": given.megabits}
+    app = find_app(args.app)
+    speeds = {"teraflops": args.teraflops, "megabits": args.megabits}
     for name, value in speeds.items():
         if value is not None and not MIN_SPEED <= value <= MAX_SPEED:
             raise InputError(f"--{name} {value:g}: must be from {MIN_SPEED:g} to {MAX_SPEED:g}")
-    if given.measure and given.teraflops is not None:
+    if args.measure and args.teraflops is not None:
         raise InputError(
-            f"--teraflops {given.teraflops:g} --measure: give the speed or measure it, not both"
+            f"--teraflops {args.teraflops:g} --measure: give the speed or measure it, not both"
         )
-    run, _ = configuration(app, given.words, on_this_machine=True, works=False)
-    document = {"run": run, **speeds, "measure": given.measure}
+    run, _ = configuration(app, args.words, on_this_machine=True, works=False)
+    document = {"run": run, **speeds, "measure": args.measure}
     return run_in_app(app, "server_app.estimate.command", document)
 
 
-def _add_check_node(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_check_node(commands: Commands) -> None:
     parser = commands.add_parser(
         "check-node", help="check a SuperNode's --node-config on its machine, for a given run"
     )
@@ -234,16 +235,16 @@ def _add_check_node(commands: "argparse._SubParsersAction[argparse.ArgumentParse
     parser.set_defaults(execute=_check_node)
 
 
-def _check_node(given: argparse.Namespace) -> int:
+def _check_node(args: argparse.Namespace) -> int:
     take_interrupts()
     try:
-        if given.superlink is not None:
-            require_address(given.superlink)
-            warn_of_answering_control_api(given.superlink)
+        if args.superlink is not None:
+            require_address(args.superlink)
+            warn_of_answering_control_api(args.superlink)
         # By default the installed app: it is the program that the node would run.
-        app = find_app(given.app) if given.app else installed_app()
-        run, _ = configuration(app, given.words, on_this_machine=False)
-        document = {"node": read_node_config(given.node_config), "run": run}
+        app = find_app(args.app) if args.app else installed_app()
+        run, _ = configuration(app, args.words, on_this_machine=False)
+        document = {"node": read_node_config(args.node_config), "run": run}
         # Estimates of memory and disk belong to the server's packages.
         return run_in_app(app, "client_app.node.check_node", document) or run_in_app(
             app, "server_app.estimate.node_fit", document

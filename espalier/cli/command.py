@@ -62,20 +62,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         autocomplete(parser)
     words = sys.argv[1:] if arguments is None else arguments
     # Words may also follow options; ``parse_args`` would refuse that.
-    given, further = parser.parse_known_args(words)
-    given.arguments = words
-    given.further = further
-    if given.takes_settings:
-        given.words += further
+    args, further = parser.parse_known_args(words)
+    args.arguments = words
+    args.further = further
+    if args.takes_settings:
+        args.words += further
         further = [word for word in further if word.startswith("-")]
     # ``espalier node`` passes further options to ``flower-supernode``.
-    if further and given.command != "node":
-        parser.error(_explained(given, further) or f"unrecognized arguments: {' '.join(further)}")
-    if given.command is None:
+    if further and args.command != "node":
+        parser.error(_explained(args, further) or f"unrecognized arguments: {' '.join(further)}")
+    if args.command is None:
         parser.print_help()
         return 0
     try:
-        code: int = given.execute(given)
+        code: int = args.execute(args)
     except EspalierError as error:
         tell(error)
         return 2
@@ -103,13 +103,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _explained(given: argparse.Namespace, unknown: Sequence[str]) -> str:
+def _explained(args: argparse.Namespace, unknown: Sequence[str]) -> str:
     """Return what to write in place of unknown options; empty if they are no settings."""
-    if not given.takes_settings:
+    if not args.takes_settings:
         return ""
     from espalier.settings.keys import default_values
 
-    return explain_options(unknown, given.arguments, list(default_values()))
+    return explain_options(unknown, args.arguments, list(default_values()))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
 """Commands that look at finished runs: ``runs`` and ``compare``."""
 
-import argparse
-
+from espalier.cli import Commands
 from espalier.launch.app import calls
 
 AGAINST = ("parameters", "disk", "bytes", "seconds")
 """Values that a plot can have on its horizontal axis."""
 
 
-def add_runs(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_runs(commands: Commands) -> None:
     """Add ``espalier runs`` to the parser."""
     parser = commands.add_parser(
         "runs", help="list runs: running, interrupted, failed or completed, and their main figures"
@@ -24,7 +23,7 @@ def add_runs(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     parser.set_defaults(execute=calls("espalier.results.run_list", "directories", "json"))
 
 
-def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_compare(commands: Commands) -> None:
     """Add ``espalier compare`` to the parser."""
     parser = commands.add_parser(
         "compare", help="compare quality, size and cost of runs that have the same base model"

@@ -1,14 +1,13 @@
 """Command ``espalier export``."""
 
-import argparse
-
+from espalier.cli import Commands
 from espalier.launch.app import calls
 
 TARGETS = ("transformers", "gguf", "imatrix", "hub")
 DTYPES = ("float32", "float16", "bfloat16")
 
 
-def add_export(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_export(commands: Commands) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "export", help="write the result of a run for transformers, llama.cpp or the hub"

@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
+from espalier.cli import Commands
 from espalier.errors import EspalierError, InputError, tell
 from espalier.identity.site_keys import PRIVATE, PUBLIC
 from espalier.launch.authority import (
@@ -47,7 +48,7 @@ FOLDER_OF_KEYS = 0o700
 NEVER_OVERWRITTEN = "exists already, and keys are never overwritten"
 
 
-def add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_keys(commands: Commands) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "keys", help="make certificates for TLS and a key pair for each site; existing files stay"
@@ -80,13 +81,13 @@ def add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     parser.set_defaults(execute=show_made_keys)
 
 
-def show_made_keys(given: argparse.Namespace) -> int:
+def show_made_keys(args: argparse.Namespace) -> int:
     """Make keys and certificates, and print which folder is for which recipient."""
     try:
-        for line in make_keys(Path(given.directory), given.server, given.site, given.days):
+        for line in make_keys(Path(args.directory), args.server, args.site, args.days):
             print(line)
     except OSError as error:
-        where = error.filename or given.directory
+        where = error.filename or args.directory
         tell(f"keys: {where}: {error.strerror}")
         return 2
     return 0

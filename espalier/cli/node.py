@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from threading import Thread
 
+from espalier.cli import Commands
 from espalier.environment.loopback import past_proxies
 from espalier.errors import InputError, tell
 from espalier.flower.programs import (
@@ -44,7 +45,7 @@ MAX_WARM_SECONDS = 7 * 86_400
 MEGA = 10**6
 
 
-def add_node(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_node(commands: Commands) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "node",
@@ -82,11 +83,11 @@ def add_node(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     parser.set_defaults(execute=node)
 
 
-def node(given: argparse.Namespace) -> int:
+def node(args: argparse.Namespace) -> int:
     """Run a SuperNode; options that the command does not know go to ``flower-supernode``."""
     take_interrupts()
     return run_node(
-        installed_app(), given.further, given.port, given.warm_seconds, given.max_idle_megabytes
+        installed_app(), args.further, args.port, args.warm_seconds, args.max_idle_megabytes
     )
 
 
@@ -139,9 +140,9 @@ def run_node(
 
 
 def _check(words: Sequence[str], port: int, warm_seconds: float, max_idle_megabytes: int) -> None:
-    given = [word.partition("=")[0] for word in words if word.startswith("--") and word != "--"]
+    options = [word.partition("=")[0] for word in words if word.startswith("--") and word != "--"]
     if own := sorted(
-        {word for word in given if any(option.startswith(word) for option in SET_BY_US)}
+        {word for word in options if any(option.startswith(word) for option in SET_BY_US)}
     ):
         raise InputError(
             f"{', '.join(own)}: espalier node sets this option itself, or does not allow it;"

@@ -4,6 +4,7 @@ import argparse
 import shlex
 import sys
 
+from espalier.cli import Commands
 from espalier.cli.app_commands import add_words
 from espalier.errors import RefusedError, RunError, RunInterrupted, tell
 from espalier.launch.addresses import require_address
@@ -14,7 +15,7 @@ from espalier.launch.run import WatchedRun, simulate, submit
 from espalier.launch.run_output import run_output
 
 
-def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_run(commands: Commands) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "run",
@@ -50,12 +51,12 @@ def add_gpus(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run the app and return the exit code of the command."""
     take_interrupts()
-    watched = WatchedRun("give the same command again", lambda path: _resuming(given, path))
+    watched = WatchedRun("give the same command again", lambda path: _resuming(args, path))
     try:
-        _run(given, watched)
+        _run(args, watched)
     except RefusedError:
         # The check has printed why.
         return 2
@@ -72,18 +73,18 @@ def run(given: argparse.Namespace) -> int:
     return 0
 
 
-def _run(given: argparse.Namespace, watched: WatchedRun) -> None:
-    if given.superlink is not None:
-        require_address(given.superlink)
-    app = find_app(given.app)
-    config, settings = configuration(app, given.words, on_this_machine=given.superlink is None)
+def _run(args: argparse.Namespace, watched: WatchedRun) -> None:
+    if args.superlink is not None:
+        require_address(args.superlink)
+    app = find_app(args.app)
+    config, settings = configuration(app, args.words, on_this_machine=args.superlink is None)
     with run_output(settings.method) as watched.say:
-        if given.superlink is None:
-            simulate(watched, app, config, settings, given.gpus_per_client)
+        if args.superlink is None:
+            simulate(watched, app, config, settings, args.gpus_per_client)
         else:
-            submit(watched, app, config, given.superlink, given.root_certificates)
+            submit(watched, app, config, args.superlink, args.root_certificates)
 
 
-def _resuming(given: argparse.Namespace, directory: str) -> str:
-    words = [word for word in given.arguments if not word.startswith("resume-from=")]
+def _resuming(args: argparse.Namespace, directory: str) -> str:
+    words = [word for word in args.arguments if not word.startswith("resume-from=")]
     return shlex.join(["espalier", *words, f"resume-from={directory}"])

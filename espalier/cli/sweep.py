@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.amounts import count
+from espalier.cli import Commands
 from espalier.cli.app_commands import add_words
 from espalier.cli.run import add_gpus, run
 from espalier.environment.paths import at_home
@@ -29,7 +30,7 @@ INTERRUPTED = 130
 COMPARISONS = ("comparison.html", "comparison.csv")
 
 
-def add_sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_sweep(commands: Commands) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "sweep",
@@ -54,19 +55,19 @@ def add_sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     parser.set_defaults(execute=sweep)
 
 
-def sweep(given: argparse.Namespace) -> int:
+def sweep(args: argparse.Namespace) -> int:
     """Run all cells of the grid and compare them; return the exit code of the command.
 
     0 if all cells are completed, 1 if one failed, 130 after an interrupt.
     """
     take_interrupts()
-    app = find_app(given.app)
-    cells = cells_of(given.words)
-    folder = at_home(given.out).absolute()
+    app = find_app(args.app)
+    cells = cells_of(args.words)
+    folder = at_home(args.out).absolute()
     configs = _checked_settings(app, cells, folder)
     if find_spec("ray") is None:
         raise InputError(NO_RAY)
-    if given.check:
+    if args.check:
         record = require_same_cells(folder, configs)
         return _checked_inputs(app, folder, cells) or _list_cells(cells)
     with locked_sweep(folder):
@@ -74,7 +75,7 @@ def sweep(given: argparse.Namespace) -> int:
         if refused := _checked_inputs(app, folder, cells):
             return refused
         write_record(folder, record)
-        failed = _run_all(given, folder, cells)
+        failed = _run_all(args, folder, cells)
     if failed is None:
         tell("interrupted; the same command continues with the cells that are not completed")
         return INTERRUPTED
@@ -137,7 +138,7 @@ def _checked_inputs(app: Path, folder: Path, cells: Sequence[Cell]) -> int:
     return refused
 
 
-def _run_all(given: argparse.Namespace, folder: Path, cells: Sequence[Cell]) -> list[str] | None:
+def _run_all(args: argparse.Namespace, folder: Path, cells: Sequence[Cell]) -> list[str] | None:
     """Run the cells that are not completed; return the failed ones, or None after an interrupt."""
     failed = []
     for number, cell in enumerate(cells, start=1):
@@ -147,7 +148,7 @@ def _run_all(given: argparse.Namespace, folder: Path, cells: Sequence[Cell]) -> 
             print(f"{title} is completed", flush=True)
             continue
         print(f"\n{title}", flush=True)
-        code = _run_one(given, words)
+        code = _run_one(args, words)
         if code == INTERRUPTED:
             return None
         if code:
@@ -155,13 +156,13 @@ def _run_all(given: argparse.Namespace, folder: Path, cells: Sequence[Cell]) -> 
     return failed
 
 
-def _run_one(given: argparse.Namespace, words: Sequence[str]) -> int:
+def _run_one(args: argparse.Namespace, words: Sequence[str]) -> int:
     """Run one cell as ``espalier run`` does; return its exit code."""
     options = {
         "words": list(words),
         "arguments": ["run", *words],
-        "app": given.app,
-        "gpus_per_client": given.gpus_per_client,
+        "app": args.app,
+        "gpus_per_client": args.gpus_per_client,
         "superlink": None,
         "root_certificates": None,
     }

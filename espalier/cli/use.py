@@ -2,12 +2,13 @@
 
 import argparse
 
+from espalier.cli import Commands
 from espalier.errors import InputError
 from espalier.launch.app import installed_app, run_in_app, run_in_terminal
 from espalier.launch.child_processes import take_interrupts
 
 
-def add_use(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_use(commands: Commands) -> None:
     """Add the commands to the parser."""
     _add_eval(commands)
     _add_chat(commands)
@@ -26,7 +27,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_eval(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_eval(commands: Commands) -> None:
     parser = commands.add_parser(
         "eval",
         help="evaluate the result of a run with lm-evaluation-harness (extra lm-eval)",
@@ -57,27 +58,27 @@ def _add_eval(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     parser.set_defaults(execute=_eval)
 
 
-def _eval(given: argparse.Namespace) -> int:
+def _eval(args: argparse.Namespace) -> int:
     take_interrupts()
     for name, least in (("limit", 1), ("num_fewshot", 0), ("batch_size", 1)):
-        value = getattr(given, name)
+        value = getattr(args, name)
         if value is not None and value < least:
             raise InputError(f"--{name.replace('_', '-')} {value}: must be at least {least}")
-    tasks = list(dict.fromkeys(task for task in given.tasks.split(",") if task))
+    tasks = list(dict.fromkeys(task for task in args.tasks.split(",") if task))
     if not tasks:
-        raise InputError(f"--tasks {given.tasks}: names no task; write for example arc_easy")
+        raise InputError(f"--tasks {args.tasks}: names no task; write for example arc_easy")
     document = {
-        "run": given.run,
-        "base": given.base,
-        "device": given.device,
-        "clients": given.client,
-        "with_base": given.with_base,
+        "run": args.run,
+        "base": args.base,
+        "device": args.device,
+        "clients": args.client,
+        "with_base": args.with_base,
         "tasks": tasks,
-        "include": given.include_path,
-        "data": dict(_data_file(text) for text in given.data),
-        "limit": given.limit,
-        "num_fewshot": given.num_fewshot,
-        "batch_size": given.batch_size,
+        "include": args.include_path,
+        "data": dict(_data_file(text) for text in args.data),
+        "limit": args.limit,
+        "num_fewshot": args.num_fewshot,
+        "batch_size": args.batch_size,
     }
     return run_in_app(installed_app(), "espalier.results.use.harness", document)
 
@@ -89,7 +90,7 @@ def _data_file(text: str) -> tuple[str, str]:
     return task, file
 
 
-def _add_chat(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_chat(commands: Commands) -> None:
     parser = commands.add_parser(
         "chat",
         help="talk to the result of a run in the terminal",
@@ -116,14 +117,14 @@ def _add_chat(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     parser.set_defaults(execute=_chat)
 
 
-def _chat(given: argparse.Namespace) -> int:
-    if given.max_new_tokens < 1:
-        raise InputError(f"--max-new-tokens {given.max_new_tokens}: must be at least 1")
-    if not 0 <= given.temperature <= 100:
-        raise InputError(f"--temperature {given.temperature:g}: must be from 0 to 100")
+def _chat(args: argparse.Namespace) -> int:
+    if args.max_new_tokens < 1:
+        raise InputError(f"--max-new-tokens {args.max_new_tokens}: must be at least 1")
+    if not 0 <= args.temperature <= 100:
+        raise InputError(f"--temperature {args.temperature:g}: must be from 0 to 100")
     keys = (
         "run", "base", "device", "client", "compare", "prompt", "system", "max_new_tokens",
         "temperature", "seed",
     )  # fmt: skip
-    document = {key: getattr(given, key) for key in keys}
+    document = {key: getattr(args, key) for key in keys}
     return run_in_terminal(installed_app(), "espalier.results.use.chat_command", document)

@@ -50,23 +50,23 @@ def client_files(
     other : reader of files whose ending names no format
     hub : dataset for ``data.source = "hub"``
     """
-    own = node.data_path
-    if not own:
+    path = node.data_path
+    if not path:
         if hub is None and not data.path:
             raise no_data()
         if "{client}" in data.path:
-            own = data.path.replace("{client}", str(client))
+            path = data.path.replace("{client}", str(client))
         elif data.partition == "by-file":
-            own = own_file(data.path, client, num_clients)
+            path = own_file(data.path, client, num_clients)
     split = "train" if node.data_path else data.hub_split or "train"
-    if own:
-        return ClientFiles(tuple(open_rows(own, CLIENT_KEYS, split, other)), None)
+    if path:
+        return ClientFiles(tuple(open_rows(path, CLIENT_KEYS, split, other)), None)
     assert data.partition != "by-file"
-    found = (hub,) if hub else tuple(open_rows(data.path, CLIENT_KEYS, split, other))
+    shared = (hub,) if hub else tuple(open_rows(data.path, CLIENT_KEYS, split, other))
     if name := data.partitioner:
-        flower = FlowerPartition(name, data.arguments, num_clients, seed, bool(data.group))
-        return ClientFiles(found, flower)
-    return ClientFiles(found, Partition(cast(Kind, data.partition), num_clients, data.alpha, seed))
+        partitioner = FlowerPartition(name, data.arguments, num_clients, seed, bool(data.group))
+        return ClientFiles(shared, partitioner)
+    return ClientFiles(shared, Partition(cast(Kind, data.partition), num_clients, data.alpha, seed))
 
 
 def own_file(directory: str, client: int, num_clients: int) -> str:

@@ -75,15 +75,15 @@ def _shares(
     )
     if not node.simulated and task.name in OWN_TASKS:
         _require_named_fields(data.prompt, columns_of(columns))
-    found = client_files(
+    source = client_files(
         data, node, client, settings.num_clients, settings.seed, JsonLinesRows, hub
     )
     corpus = open_corpus(
-        ItemSource(task, found.files, columns_of(columns), group), node.state_root()
+        ItemSource(task, source.files, columns_of(columns), group), node.state_root()
     )
     if (
-        isinstance(found.partition, Partition)
-        and found.partition.kind in ("by-field", "dirichlet")
+        isinstance(source.partition, Partition)
+        and source.partition.kind in ("by-field", "dirichlet")
         and "" in corpus.labels
     ):
         raise InputError(
@@ -92,7 +92,7 @@ def _shares(
         )
     # With duplicates left out, what one group contributes would depend on the others.
     distinct = not (settings.privacy.on and group)
-    train, held_out = corpus.share(found.partition, client, distinct=distinct)
+    train, held_out = corpus.share(source.partition, client, distinct=distinct)
     if node.fewest_groups():
         require_groups(node, [set(train.label_numbers.tolist())], "give the site more data")
     if not train:
@@ -142,10 +142,10 @@ def held_out_items(
         raise not_allowed()
     _, held_out = client_items(settings, node, client)
     items = held_out[: settings.task.max_test_items or None]
-    found = as_tests(settings, items, model)
-    places = list(zip(found.options(), found.answers, strict=True))
+    tests = as_tests(settings, items, model)
+    places = list(zip(tests.options(), tests.answers, strict=True))
     predictions = (
-        len(found)
+        len(tests)
         if model.family.kind == "encoder"
         else sum(options[answer].answer_tokens for options, answer in places)
     )
@@ -158,7 +158,7 @@ def held_out_items(
             " all)"
         )
         raise InputError(text, text)
-    return found
+    return tests
 
 
 def as_tests(settings: RunSettings, items: list[Item], model: Any) -> ScoredItems:

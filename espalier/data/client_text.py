@@ -79,13 +79,13 @@ def _indexed_passages(
     if data.origin == "hub":
         called = f"data.path = {data.path!r}: the dataset"
         hub = HubRows(data.path, data.hub_config, data.hub_split or "train", called)
-    found = client_files(data, node, client, num_clients, seed, TextRows, hub)
-    source = _text_source(found.files, data, node)
+    source_files = client_files(data, node, client, num_clients, seed, TextRows, hub)
+    source = _text_source(source_files.files, data, node)
     corpus = open_corpus(source, node.state_root())
-    own, held_out = corpus.share(found.partition, client, distinct=distinct)
+    calibration, held_out = corpus.share(source_files.partition, client, distinct=distinct)
     if node.fewest_groups():
-        require_groups(node, [set(own.label_numbers.tolist())], "give the site more data")
-    return own, held_out
+        require_groups(node, [set(calibration.label_numbers.tolist())], "give the site more data")
+    return calibration, held_out
 
 
 @redacted_errors
@@ -176,9 +176,9 @@ def client_samples(
         number * data.sequence_length,
         "raise data.num-samples or data.sequence-length, or the site's samples",
     )
-    own, _ = split_passages(data, node, client, settings.num_clients, settings.seed)
+    passages, _ = split_passages(data, node, client, settings.num_clients, settings.seed)
     seed = derive_seed(settings.seed, "calibration", client=client)
-    samples = calibration_samples(own, encode, number, data.sequence_length, seed)
+    samples = calibration_samples(passages, encode, number, data.sequence_length, seed)
     if node.fewest_groups():
         groups = sample_groups(settings, node, encode, client, drawn=True)
         require_groups(node, groups, "raise data.num-samples or data.sequence-length")
@@ -198,14 +198,14 @@ def sample_groups(
     drawn : whether the samples are those of ``client_samples``, or of ``training_samples``
     """
     data = settings.data
-    own, _ = split_passages(data, node, client, settings.num_clients, settings.seed)
-    assert isinstance(own, Indexed)
+    passages, _ = split_passages(data, node, client, settings.num_clients, settings.seed)
+    assert isinstance(passages, Indexed)
     # Each passage is a piece of its own, if the tokenizer allows it.
-    tokens = TokenPieces(own, encode, piece_characters=1)
+    tokens = TokenPieces(passages, encode, piece_characters=1)
     begins = [piece.start for piece in tokens.pieces]
     firsts = [piece.first for piece in tokens.pieces]
     # Signed, for the -1 below.
-    labels = own.label_numbers.astype(np.int64)
+    labels = passages.label_numbers.astype(np.int64)
     lowest = np.minimum.reduceat(labels, firsts)
     # (pieces,): the group of a piece, or -1 if its passages are from several groups.
     groups = np.where(lowest == np.maximum.reduceat(labels, firsts), lowest, -1)
@@ -236,14 +236,14 @@ def training_samples(
         (samples, data.sequence-length), int64
     """
     data = settings.data
-    own, _ = split_passages(data, node, client, settings.num_clients, settings.seed)
+    passages, _ = split_passages(data, node, client, settings.num_clients, settings.seed)
     folder = (
         private_folder(node.state_root())
-        if isinstance(own, Indexed) and own.corpus.folder
+        if isinstance(passages, Indexed) and passages.corpus.folder
         else None
     )
     what = f"data: the client's text ({ONCE})"
-    return all_samples(own, encode, data.sequence_length, what, "data.sequence-length", folder)
+    return all_samples(passages, encode, data.sequence_length, what, "data.sequence-length", folder)
 
 
 @redacted_errors

@@ -111,12 +111,12 @@ def require_groups(node: NodeSettings, groups: Iterable[Collection[int]], remedy
         There are fewer groups than ``min-groups``. The text for the server contains no numbers.
     """
     least = node.fewest_groups()
-    found = len(set().union(*groups))
-    if found < least:
+    num_groups = len(set().union(*groups))
+    if num_groups < least:
         why = (
             f"would be based on fewer groups (data-group); {remedy}, or its owner lowers min-groups"
         )
-        text = f"min-groups = {least}: there are {found} groups, so an answer {why}"
+        text = f"min-groups = {least}: there are {num_groups} groups, so an answer {why}"
         raise InputError(text, f"min-groups: an answer {why}")
 
 

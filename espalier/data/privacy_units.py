@@ -35,15 +35,15 @@ def record_sequences(
     source or file is wrong, there is no text, or there are fewer tokens than ``min-tokens``.
     """
     length = settings.data.sequence_length
-    found = [
+    records = [
         sequences
         for passages in records_of_client(settings, node, client)
         if (sequences := cut_sequences(encode(BETWEEN.join(passages)), length))
     ]
-    require_records(len(found))
-    tokens = sum(len(sequence) for sequences in found for sequence in sequences)
+    require_records(len(records))
+    tokens = sum(len(sequence) for sequences in records for sequence in sequences)
     require_tokens(node, tokens, "give the site more data")
-    return found
+    return records
 
 
 def cut_sequences(tokens: Sequence[int], length: int) -> Sequences:

@@ -130,16 +130,18 @@ def _begins_with_samples(
     A token has at least one character, so the search starts with as many characters as tokens.
     """
     require_own_data(node, settings.data)
-    wanted = settings.data.sequence_length * (
+    num_tokens = settings.data.sequence_length * (
         1 if tunes else node.num_samples or settings.data.num_samples
     )
     if not tunes:
         require_tokens(
-            node, wanted, "raise data.num-samples or data.sequence-length, or the site's samples"
+            node,
+            num_tokens,
+            "raise data.num-samples or data.sequence-length, or the site's samples",
         )
-    for texts in _beginnings(site_texts(settings.data, node), wanted):
+    for texts in _beginnings(site_texts(settings.data, node), num_tokens):
         own, _ = split(texts)
-        if len(encode("\n\n".join(own))) >= wanted:
+        if len(encode("\n\n".join(own))) >= num_tokens:
             return True
     return False
 

@@ -100,20 +100,20 @@ class TokenPieces:
         if name and piece_characters:
             name = f"{name}-{piece_characters}"
         # Another tokenizer or another size of the pieces cuts elsewhere, hence the name.
-        known = passages.load(name) if name and isinstance(passages, Remembering) else None
-        if known is None:
-            known = self._counted()
+        counted = passages.load(name) if name and isinstance(passages, Remembering) else None
+        if counted is None:
+            counted = self._counted()
             if name and isinstance(passages, Remembering):
-                passages.keep(name, known)
-        self.pieces = [Piece(*numbers) for numbers in known["pieces"]]
-        self._num_tokens = int(known["tokens"])
+                passages.keep(name, counted)
+        self.pieces = [Piece(*numbers) for numbers in counted["pieces"]]
+        self._num_tokens = int(counted["tokens"])
 
     def __len__(self) -> int:
         return self._num_tokens
 
     def spans(self, starts: Sequence[int], length: int) -> Tensor:
         """Return ``length`` tokens from each start: (places, length), int64."""
-        found = torch.empty(len(starts), length, dtype=torch.int64)
+        samples = torch.empty(len(starts), length, dtype=torch.int64)
         firsts = [piece.start for piece in self.pieces]
         # In ascending order, so that each piece is encoded once.
         for place in with_progress(
@@ -129,8 +129,8 @@ class TokenPieces:
                 parts.append(part)
                 begin = begin + len(part)
                 number = number + 1
-            found[place] = torch.from_numpy(np.concatenate(parts))
-        return found
+            samples[place] = torch.from_numpy(np.concatenate(parts))
+        return samples
 
     def all(self, folder: Path | None = None) -> Tensor:
         """Return all tokens, int64.
@@ -171,10 +171,10 @@ class TokenPieces:
             )
             tokens = self._behind(opened, text, () if last else self._ending or ()) or []
             self._last = number, np.array(tokens, dtype=np.int64)
-            wanted = (len(self) if following is None else following.start) - piece.start
-            if len(self._last[1]) != wanted:
+            expected = (len(self) if following is None else following.start) - piece.start
+            if len(self._last[1]) != expected:
                 raise RuntimeError(
-                    f"piece {number} of a text has {len(self._last[1])} tokens, but {wanted}"
+                    f"piece {number} of a text has {len(self._last[1])} tokens, but {expected}"
                     " were counted"
                 )
         return self._last[1]

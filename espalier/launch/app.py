@@ -92,8 +92,8 @@ def calls(module: str, *options: str) -> Callable[[Namespace], int]:
 
     The document has the values of these options.
     """
-    return lambda given: run_in_app(
-        installed_app(), module, {option: getattr(given, option) for option in options}
+    return lambda args: run_in_app(
+        installed_app(), module, {option: getattr(args, option) for option in options}
     )
 
 

@@ -41,20 +41,20 @@ ALL_USES = (
 )  # fmt: skip
 
 
-def names_of_server(given: Sequence[str]) -> list[x509.GeneralName]:
+def names_of_server(servers: Sequence[str]) -> list[x509.GeneralName]:
     """Return the host names and addresses for a server certificate, each once.
 
     InputError names those that are neither, for instance because of a scheme or a port.
     """
-    found = list[x509.GeneralName]()
+    names = list[x509.GeneralName]()
     wrong = list[str]()
-    for name in dict.fromkeys([*given, *OWN_NAMES]):
+    for name in dict.fromkeys([*servers, *OWN_NAMES]):
         try:
-            found.append(x509.IPAddress(ip_address(name)))
+            names.append(x509.IPAddress(ip_address(name)))
         except ValueError:
             # A name whose last label is a number is a mistyped address, such as 10.0.0.
             if HOST_NAME.fullmatch(name) and not name.rpartition(".")[2].isdigit():
-                found.append(x509.DNSName(name))
+                names.append(x509.DNSName(name))
             else:
                 wrong.append(
                     f"--server {name!r}: is not a host name or address; write it without scheme"
@@ -62,7 +62,7 @@ def names_of_server(given: Sequence[str]) -> list[x509.GeneralName]:
                 )
     if wrong:
         raise InputError("\n".join(wrong))
-    return found
+    return names
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:

@@ -17,16 +17,16 @@ def preset_files(app: Path) -> dict[str, Path]:
     """
     conf = app / "conf"
     devices = conf / "devices"
-    found: dict[str, Path] = {}
+    presets: dict[str, Path] = {}
     for file in sorted(conf.rglob("*.toml"), key=lambda file: (file.stem, file)):
         if file.is_relative_to(devices):
             continue
-        if file.stem in found:
+        if file.stem in presets:
             raise InputError(
-                f"preset '{file.stem}': {found[file.stem]} and {file} have the same name; rename one"
+                f"preset '{file.stem}': {presets[file.stem]} and {file} have the same name; rename one"
             )
-        found[file.stem] = file
-    return found
+        presets[file.stem] = file
+    return presets
 
 
 def read_preset(app: Path, name: str) -> dict[str, Any]:
@@ -34,14 +34,14 @@ def read_preset(app: Path, name: str) -> dict[str, Any]:
 
     Raises InputError if the file does not exist or is not TOML.
     """
-    known = preset_files(app)
-    if not name.endswith(".toml") and name not in known:
-        raise _not_found(name, f"there is none of this name in {app / 'conf'}", known)
-    path = Path(name) if name.endswith(".toml") else known[name]
+    presets = preset_files(app)
+    if not name.endswith(".toml") and name not in presets:
+        raise _not_found(name, f"there is none of this name in {app / 'conf'}", presets)
+    path = Path(name) if name.endswith(".toml") else presets[name]
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
-        raise _not_found(name, f"there is no {path}", known) from None
+        raise _not_found(name, f"there is no {path}", presets) from None
     except OSError as error:
         raise InputError(
             f"preset '{name[:200]}': cannot be read ({error.strerror}); name a preset or a TOML"

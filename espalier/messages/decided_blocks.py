@@ -80,17 +80,17 @@ def push_of_blocks(
     header = request.header
     decided = validate(order, request.fields).decided
     plan = plan_of()
-    whole = decided == len(plan.blocks)
+    is_result = decided == len(plan.blocks)
     job = settings.of(MaskingSettings)
-    if whole:
+    if is_result:
         require_result_wanted(settings)
     # All blocks are decided only at the end of the last round.
-    if whole and header.server_round != last_rounds(plan_of, settings)[0]:
+    if is_result and header.server_round != last_rounds(plan_of, settings)[0]:
         raise ProtocolError(
             f"message: the result is pushed in round {header.server_round}, before it is decided"
         )
     # Decisions before the round go to a client that lost its hidden states.
-    if not whole and (job.strategy != "iterative" or decided != header.server_round - 1):
+    if not is_result and (job.strategy != "iterative" or decided != header.server_round - 1):
         raise ProtocolError(
             f"message: {decided} decided blocks are pushed, which is neither all nor those"
             " before the round"

@@ -117,13 +117,13 @@ def views(blob: bytes) -> dict[str, NDArray]:
     specs = tensor_specs(blob)
     # A blob is the length of the header (8 bytes), the header, and the data.
     start = 8 + struct.unpack("<Q", blob[:8])[0]
-    found = {}
+    tensors = {}
     for name, spec in specs.items():
-        found[name] = np.frombuffer(
+        tensors[name] = np.frombuffer(
             blob, NUMPY_DTYPES[spec.dtype], math.prod(spec.shape), start
         ).reshape(spec.shape)
         start += spec.num_bytes
-    return found
+    return tensors
 
 
 def data_bytes(blob: bytes) -> int:

@@ -193,12 +193,12 @@ def sources_of(
     InputError
         As for ``result_of`` and ``client_of``.
     """
-    found = [base_model_of(run, base)] if with_base else []
+    sources = [base_model_of(run, base)] if with_base else []
     if clients:
-        return found + [client_of(run, name) for name in clients]
+        return sources + [client_of(run, name) for name in clients]
     if run.model is None and run.client_models:
-        return found + [client_of(run, name) for name in run.client_models]
-    return [*found, result_of(run, base)]
+        return sources + [client_of(run, name) for name in run.client_models]
+    return [*sources, result_of(run, base)]
 
 
 def base_of(run: FinishedRun, base: str | None = None, *, same: bool = False) -> OpenedModel:

@@ -132,25 +132,25 @@ def unread(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 def _not_read_for_task(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Return the keys that are not read with this task, or if each client has its own file."""
-    found: dict[str, tuple[str, str]] = {}
+    unread_keys: dict[str, tuple[str, str]] = {}
     if "{client}" in str(flat["data.path"]):
         own_files = ("data.path", "a data.path without {client}")
         keys = ("partition", "partition-field", "partition-arguments", "alpha")
-        found |= dict.fromkeys((f"data.{key}" for key in keys), own_files)
+        unread_keys |= dict.fromkeys((f"data.{key}" for key in keys), own_files)
     if "task" not in tables_of(str(flat["method"])):
         tuning = tuple(method for method, row in METHODS.items() if row.tunes)
         of_tasks = ("data.columns", "data.prompt", "data.labels")
-        found |= dict.fromkeys(of_tasks, ("method", one_of("method", tuning)))
-        return found
+        unread_keys |= dict.fromkeys(of_tasks, ("method", one_of("method", tuning)))
+        return unread_keys
     pruning = tuple(method for method, row in METHODS.items() if not row.tunes)
-    found["data.num-samples"] = ("method", one_of("method", pruning))
+    unread_keys["data.num-samples"] = ("method", one_of("method", pruning))
     if flat["task.name"] == TEXT:
-        found["data.columns"] = ("task.name", "another task")
+        unread_keys["data.columns"] = ("task.name", "another task")
         items = ("test-path", "max-test-items", "max-tokens", "max-test-tokens", "packing")
-        found |= {f"task.{key}": ("task.name", "another task") for key in items}
+        unread_keys |= {f"task.{key}": ("task.name", "another task") for key in items}
     else:
         of_text = ("data.sequence-length", "data.field", "data.partition-field")
-        found |= dict.fromkeys(of_text, ("task.name", f"task.name = '{TEXT}'"))
+        unread_keys |= dict.fromkeys(of_text, ("task.name", f"task.name = '{TEXT}'"))
     readers = {
         "data.prompt": OWN_TASKS,
         "data.labels": (CLASSIFICATION,),
@@ -158,11 +158,11 @@ def _not_read_for_task(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     }
     for key, names in readers.items():
         if flat["task.name"] not in names:
-            found[key] = ("task.name", one_of("task.name", names))
+            unread_keys[key] = ("task.name", one_of("task.name", names))
     generated = tuple(name for name, one in tasks().items() if one.generation)
     if flat["task.name"] not in generated:
-        found["task.answer-tokens"] = ("task.name", one_of("task.name", generated))
-    return found
+        unread_keys["task.answer-tokens"] = ("task.name", one_of("task.name", generated))
+    return unread_keys
 
 
 def _not_read_in_tables(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
@@ -171,24 +171,24 @@ def _not_read_in_tables(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     ``MethodSettings.FEDERATION``, the fields of the method's settings and ``Table.READ_WITH``
     declare them.
     """
-    found: dict[str, tuple[str, str]] = {}
+    unread_keys: dict[str, tuple[str, str]] = {}
     method = str(flat["method"])
     kinds = tables()
-    own = tables_of(method)
+    tables_read = tables_of(method)
     for key, (default, attribute) in OF_THE_METHOD.items() if method in METHODS else ():
         if flat[f"federation.{key}"] == default:
             flat = {**flat, f"federation.{key}": getattr(settings_of(method), attribute)[0]}
             if key == "aggregation-rule" and flat["federation.secure-sum"]:
                 flat["federation.aggregation-rule"] = "mean"
-    for field in FederationSettings.model_fields.values() if "federation" in own else ():
+    for field in FederationSettings.model_fields.values() if "federation" in tables_read else ():
         readers = tuple(name for name in METHODS if field.alias in settings_of(name).FEDERATION)
         if method not in readers:
-            found[f"federation.{field.alias}"] = ("method", one_of("method", readers))
+            unread_keys[f"federation.{field.alias}"] = ("method", one_of("method", readers))
     for key, table in all_shared_keys().items() if method in METHODS else ():
         readers = tuple(name for name in METHODS if key in shared_keys(settings_of(name)))
-        if table in own and method not in readers:
-            found[f"{table}.{key}"] = ("method", one_of("method", readers))
-    for table in (*GENERAL, *own):
+        if table in tables_read and method not in readers:
+            unread_keys[f"{table}.{key}"] = ("method", one_of("method", readers))
+    for table in (*GENERAL, *tables_read):
         for key, conditions in kinds[table].READ_WITH.items():
             for choice, values in conditions.items():
                 chosen, whole = (
@@ -198,8 +198,8 @@ def _not_read_in_tables(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
                     known = () if "." in choice else _possible(method, kinds[table], choice)
                     possible = tuple(value for value in values if value in known or not known)
                     # The first reason for a key is the one that is reported.
-                    found.setdefault(whole, (chosen, one_of(chosen, possible)))
-    return found
+                    unread_keys.setdefault(whole, (chosen, one_of(chosen, possible)))
+    return unread_keys
 
 
 def one_of(key: str, values: tuple[Any, ...]) -> str:
@@ -228,22 +228,22 @@ def choices() -> dict[str, tuple[Any, ...]]:
 
 def choices_of_method(method: str) -> dict[str, tuple[Any, ...]]:
     """Return all allowed values of every dotted key that a method reads, as ``choices`` does."""
-    own = settings_of(method)
+    kind = settings_of(method)
     # Keys that are unread because of another key's value would be read with another value.
     unread_keys = {key for key, (why, _) in unread({"method": method}).items() if why == "method"}
-    found = {}
+    allowed = {}
     for key, values in choices().items():
         table, _, name = key.rpartition(".")
         if not concerns(key, method) or key in unread_keys:
             continue
-        if shared_keys(own).get(name) == table:
-            values = choices_of(own, name)
-            if issubclass(own, CutSettings) and name == "selection":
-                values = (AUTO, *own.SELECTIONS)
+        if shared_keys(kind).get(name) == table:
+            values = choices_of(kind, name)
+            if issubclass(kind, CutSettings) and name == "selection":
+                values = (AUTO, *kind.SELECTIONS)
         elif table == "federation" and name in OF_THE_METHOD:
             values = (OF_THE_METHOD[name][0], *_possible(method, FederationSettings, name))
-        found[key] = values
-    return found
+        allowed[key] = values
+    return allowed
 
 
 def as_text(value: Any) -> str:

@@ -359,17 +359,17 @@ class NodeSettings(Table):
         Raises InputError if the path names the home of an unknown user, or is too long for the
         paths below it.
         """
-        given = self.state_dir or os.environ.get("ESPALIER_STATE_DIR") or "~/.espalier"
+        path = self.state_dir or os.environ.get("ESPALIER_STATE_DIR") or "~/.espalier"
         key = "state-dir" if self.state_dir else "ESPALIER_STATE_DIR"
         try:
-            root = Path(given).expanduser()
+            root = Path(path).expanduser()
         except RuntimeError as error:
             raise InputError(
-                f"{key} = {shortened(given)!r}: {error}; name another directory"
+                f"{key} = {shortened(path)!r}: {error}; name another directory"
             ) from None
         if (length := len(os.fsencode(root))) > MAX_PATH - LONGEST_BELOW:
             raise InputError(
-                f"{key} = {shortened(given)!r}: is {length} bytes long, and paths below it would be"
+                f"{key} = {shortened(path)!r}: is {length} bytes long, and paths below it would be"
                 " too long for this system; name a directory of at most"
                 f" {MAX_PATH - LONGEST_BELOW}"
             )
@@ -447,11 +447,11 @@ def parse_node(config: Mapping[str, Any], *, simulated: bool = False) -> NodeSet
     """
     mistakes = list[str]()
     try:
-        own = {key: value for key, value in config.items() if key not in FLOWER_KEYS}
-        if not own.get("site"):
+        values = {key: value for key, value in config.items() if key not in FLOWER_KEYS}
+        if not values.get("site"):
             # Flower numbers the nodes of a simulation.
-            own["site"] = claimed_name(config)
-        settings = NodeSettings.model_validate(own)
+            values["site"] = claimed_name(config)
+        settings = NodeSettings.model_validate(values)
         settings._simulated = simulated
     except ValidationError as error:
         mistakes += mistake_lines(

@@ -277,10 +277,10 @@ def _own_table(
     """
     shared = shared_keys(settings_of(method))
     own = nested.get(method, {})
-    known = keys_in_order(method)
+    keys_of_method = keys_in_order(method)
     lines = []
     if isinstance(own, Mapping):
-        lines = [unknown_key(f"{method}.{key}", known) for key in own if key in shared]
+        lines = [unknown_key(f"{method}.{key}", keys_of_method) for key in own if key in shared]
         written = {name: table for name, table in nested.items() if isinstance(table, Mapping)}
         taken = {
             key: written[table][key]
@@ -291,7 +291,7 @@ def _own_table(
     try:
         job = settings_of(method).model_validate(own)
     except ValidationError as error:
-        found = mistake_lines(error, known, method, shared)
+        found = mistake_lines(error, keys_of_method, method, shared)
         keys = {line.partition(" ")[0] for line in reported}
         return None, lines + [line for line in found if line.partition(" ")[0] not in keys]
     return (None if lines else job), lines

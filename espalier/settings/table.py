@@ -42,7 +42,7 @@ def columns_of(text: str) -> dict[str, str]:
     ValueError
         A pair lacks a name, or a needed field occurs twice.
     """
-    found: dict[str, str] = {}
+    columns: dict[str, str] = {}
     for pair in filter(None, map(str.strip, text.split(","))):
         needed, _, there = (part.strip() for part in pair.partition("="))
         if not needed or not there:
@@ -50,10 +50,10 @@ def columns_of(text: str) -> dict[str, str]:
                 f"{pair!r} is not a pair; write needed=there, for example"
                 " instruction=question,response=answer"
             )
-        if needed in found:
+        if needed in columns:
             raise ValueError(f"'{needed}' occurs twice; name one field for it")
-        found[needed] = there
-    return found
+        columns[needed] = there
+    return columns
 
 
 def _are_columns(text: str) -> str:
@@ -115,14 +115,14 @@ def unknown_key(key: str, known: Sequence[str]) -> str:
     table, _, name = key.rpartition(".")
     names = {other: other.rpartition(".")[2] for other in known if other != key}
     same_table = [own for other, own in names.items() if other.rpartition(".")[0] == table]
-    found = (
+    suggestions = (
         [other for other, own in names.items() if name in (own, other.replace(".", "-"))]
         or [f"{table}.{own}" for own in _similar(name, same_table, 0.6) if table]
         or [other for other, own in names.items() if own in _similar(name, names.values(), 0.8)]
         or _similar(key, known, 0.6)
     )
-    if found:
-        return f"{key}: unknown key; did you mean '{found[0]}'?"
+    if suggestions:
+        return f"{key}: unknown key; did you mean '{suggestions[0]}'?"
     return f"{key}: unknown key; known are {', '.join(dict.fromkeys(known))}"
 
 

@@ -196,17 +196,17 @@ class PrivateState:
                 f"{self.folder}: client state has version {found}, but this program writes"
                 f" version {VERSION}; remove the directory"
             )
-        if not isinstance(known := document.get("client", {}), dict):
+        if not isinstance(identity := document.get("client", {}), dict):
             raise _damaged(path)
         # Keys that are not known yet may be added, but none may change.
         if other := [
-            name for name, value in self.client.items() if known.get(name, value) != value
+            name for name, value in self.client.items() if identity.get(name, value) != value
         ]:
             raise InputError(
                 f"message: this site takes part in this run with another {' and '.join(other)};"
                 " start a new run"
             )
-        return known
+        return identity
 
     @property
     def own_model(self) -> Path:

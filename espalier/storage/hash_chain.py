@@ -113,16 +113,16 @@ class HashChain:
         size = os.fstat(handle).st_size
         end = self._end(handle, size)
         # Keys of the chain come last: an entry cannot overwrite them.
-        whole = {**entry, **self._origin, NUMBER: end.number + 1, BEFORE: end.head}
+        chained = {**entry, **self._origin, NUMBER: end.number + 1, BEFORE: end.head}
         # End an incomplete line first, so that the new entry begins on a line of its own.
         finish = b"\n" if end.open_end else b""
         # The chain accounts for every byte of the file.
         if end.stray:
             stray = end.stray + finish
-            whole[UNCHAINED] = {"bytes": len(stray), "sha256": hashlib.sha256(stray).hexdigest()}
+            chained[UNCHAINED] = {"bytes": len(stray), "sha256": hashlib.sha256(stray).hexdigest()}
         # The hash covers everything but itself.
-        whole[OWN] = _own_hash(whole)
-        data = finish + canonical(whole) + b"\n"
+        chained[OWN] = _own_hash(chained)
+        data = finish + canonical(chained) + b"\n"
         try:
             if os.write(handle, data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -136,7 +136,7 @@ class HashChain:
             with suppress(OSError):
                 os.ftruncate(handle, size)
             raise
-        return str(whole[OWN])
+        return str(chained[OWN])
 
     def _end(self, handle: int, size: int) -> _End:
         """Find the last intact entry by reading backwards; it may lack its line end."""
@@ -153,8 +153,8 @@ class HashChain:
                 if begin == 0 and start > 0:
                     # The beginning of this line was not read; read more below.
                     break
-                if (found := _whole_entry(data[begin:stop].removesuffix(b"\n"))) is not None:
-                    return _End(found[OWN], found[NUMBER], data[stop:], open_end)
+                if (last_entry := _whole_entry(data[begin:stop].removesuffix(b"\n"))) is not None:
+                    return _End(last_entry[OWN], last_entry[NUMBER], data[stop:], open_end)
                 stop = begin
             if start == 0:
                 return _End(digest(self._origin), 0, data, open_end)
@@ -296,17 +296,17 @@ def _chain_fault(checked: Checked, torn: _Torn, number: int, entry: dict[str, An
         )
     # Numbers without a gap: removed entries are noticed.
     expected = checked.entries + 1
-    found = entry[NUMBER]
-    if found > expected:
+    entry_number = entry[NUMBER]
+    if entry_number > expected:
         missing = (
             f"entry {expected} is"
-            if found == expected + 1
-            else f"entries {expected} to {found - 1} are"
+            if entry_number == expected + 1
+            else f"entries {expected} to {entry_number - 1} are"
         )
-        return f"line {number}: is entry {found}, and {missing} missing before it"
-    if found < expected:
+        return f"line {number}: is entry {entry_number}, and {missing} missing before it"
+    if entry_number < expected:
         return (
-            f"line {number}: is entry {found}, but follows entry {checked.entries}: it was moved"
+            f"line {number}: is entry {entry_number}, but follows entry {checked.entries}: it was moved"
             " or inserted"
         )
     # The first entry is bound to the run and site instead of to an earlier entry.

@@ -50,22 +50,22 @@ class Bytes:
 
     def read(self, size: int) -> bytes:
         """Return up to ``size`` bytes; fewer only at the end of the file."""
-        found = bytearray()
+        data = bytearray()
         if self._place < len(self.head):
-            found += self.head[self._place : self._place + size]
+            data += self.head[self._place : self._place + size]
         try:
-            while len(found) < size and (more := self._stream.read(size - len(found))):
-                found += more
+            while len(data) < size and (more := self._stream.read(size - len(data))):
+                data += more
         except (OSError, EOFError, zlib.error) as error:
             if not self.packed:
                 raise
             raise InputError(
                 f"{self.name}: the {self.packed} data are damaged or end early"
-                f" ({type(error).__name__}, after {self._place + len(found)} unpacked bytes); copy"
+                f" ({type(error).__name__}, after {self._place + len(data)} unpacked bytes); copy"
                 " the file again"
             ) from None
-        self._place += len(found)
-        return bytes(found)
+        self._place += len(data)
+        return bytes(data)
 
     def tell(self) -> int:
         """Return the number of bytes that were read."""

@@ -177,7 +177,7 @@ class CorpusIndex(Generic[T]):
         if isinstance(deal, FlowerPartition):
             return self._split(self._by_records(deal, client), distinct)
         is_mine = deal.chooser(client, self.labels) if deal else None
-        found: list[Numbers] = []
+        numbers: list[Numbers] = []
         for first in range(0, len(self), ROWS_AT_ONCE):
             rows = self.rows(first, ROWS_AT_ONCE)
             mine = (
@@ -185,8 +185,8 @@ class CorpusIndex(Generic[T]):
                 if is_mine is None
                 else np.flatnonzero(is_mine(rows["point"].astype("u8"), rows["label"]))
             )
-            found.append(first + mine)
-        return self._split(np.concatenate(found) if found else np.empty(0, np.int64), distinct)
+            numbers.append(first + mine)
+        return self._split(np.concatenate(numbers) if numbers else np.empty(0, np.int64), distinct)
 
     def _by_records(self, deal: FlowerPartition, client: int) -> Numbers:
         """Return the numbers of a client's rows; all rows of a record belong to one client."""
@@ -293,15 +293,18 @@ class Indexed(Sequence[T]):
             # Lines have a first byte and a length, rows of tables a number.
             where = f"byte {place[0] + 1}" if place[1] else f"row {place[0] + 1}"
             try:
-                found = list(source.units(Row(place, f"{file.path}: {where}", record)))
+                candidates = list(source.units(Row(place, f"{file.path}: {where}", record)))
             except EspalierError:
                 # The file was replaced. The error must not describe content that nobody checked.
                 raise file.changed() from None
             for row in units:
                 within = int(row["place"])
-                if within >= len(found) or found[within].digest != row["digest"].tobytes():
+                if (
+                    within >= len(candidates)
+                    or candidates[within].digest != row["digest"].tobytes()
+                ):
                     raise file.changed()
-                yield found[within].value
+                yield candidates[within].value
 
     @property
     def label_numbers(self) -> NDArray[np.uint32]:
@@ -371,14 +374,14 @@ def open_corpus(source: Source[T], root: Path) -> CorpusIndex[T]:
         rows = np.frombuffer(b"".join(_packed(source, labels)), dtype=ROW)
         return CorpusIndex(source, list(labels), rows)
     with _locked(source, root) as folder:
-        kept = _kept(source, folder, state)
-        if kept is None:
+        index = _kept(source, folder, state)
+        if index is None:
             _make(source, folder, state)
             # With the state of now: files that changed while they were read have no index.
-            kept = _kept(source, folder, _state(source))
-        if kept is None:
+            index = _kept(source, folder, _state(source))
+        if index is None:
             raise source.files[0].changed()
-        return kept
+        return index
 
 
 def _state(source: Source[Any]) -> list[list[int]]:

@@ -107,7 +107,7 @@ def json_array(data: bytes, path: str) -> list[Any]:
     Raises InputError if the file is not UTF-8, not JSON or not an array.
     """
     try:
-        found = read_json(data.decode())
+        array = read_json(data.decode())
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: byte {error.start} is not UTF-8; {TO_UTF8}") from None
     except json.JSONDecodeError as error:
@@ -117,9 +117,9 @@ def json_array(data: bytes, path: str) -> list[Any]:
         ) from None
     except ValueError as error:
         raise InputError(f"{path}: cannot be read as JSON ({error}); use JSON Lines") from None
-    if not isinstance(found, list):
-        raise InputError(f"{path}: is not a JSON array but {kind_of(found)}")
-    return found
+    if not isinstance(array, list):
+        raise InputError(f"{path}: is not a JSON array but {kind_of(array)}")
+    return array
 
 
 def _why(text: str, error: json.JSONDecodeError) -> str:

@@ -63,7 +63,7 @@ def chat_items(
     An item that is longer than ``max_tokens`` loses its beginning, and an answer that leaves no
     room for anything before it loses its end.
     """
-    whole = [
+    requests = [
         # A first token has no loss: nothing before it predicts it.
         Encoded(one.token_ids[:end], end - max(start, 1))
         for item in with_progress(items, "tokenising test items")
@@ -71,7 +71,7 @@ def chat_items(
         for start, end in one.spans
         if end > max(start, 1)
     ]
-    cuts = [cut_written(one, max_tokens) for one in whole]
-    number = len(whole)
-    lost = tuple(place for place in range(number) if whole[place] != cuts[place])
+    cuts = [cut_written(one, max_tokens) for one in requests]
+    number = len(requests)
+    lost = tuple(place for place in range(number) if requests[place] != cuts[place])
     return ScoredItems(tuple(cuts), (1,) * number, (0,) * number, (1,) * number, lost)

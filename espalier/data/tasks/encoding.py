@@ -127,14 +127,14 @@ def prompt_encoder(tokenizer: Any, encode: Encode | None = None) -> Encode:
     tokenizer : tokenizer of Hugging Face
     encode : ``encode`` of the same tokenizer with a cache; None: the tokenizer's own
     """
-    whole = encode or tokenizer.encode
-    behind = list(added_behind(tokenizer))
-    if not behind:
-        return whole
+    encode_text = encode or tokenizer.encode
+    ending = list(added_behind(tokenizer))
+    if not ending:
+        return encode_text
 
     def encode_prompt(text: str) -> Sequence[int]:
-        tokens = list(whole(text))
-        return tokens[: -len(behind)] if tokens[-len(behind) :] == behind else tokens
+        tokens = list(encode_text(text))
+        return tokens[: -len(ending)] if tokens[-len(ending) :] == ending else tokens
 
     return encode_prompt
 
@@ -146,15 +146,17 @@ def added_behind(tokenizer: Any) -> tuple[int, ...]:
     without them.
     """
     for text in _probes(tokenizer):
-        plain, whole = (
+        plain, with_special = (
             list(tokenizer.encode(text, add_special_tokens=added)) for added in (False, True)
         )
-        if plain and whole == plain:
+        if plain and with_special == plain:
             return ()
-        room = len(whole) - len(plain)
-        places = [place for place in range(room + 1) if whole[place : place + len(plain)] == plain]
+        room = len(with_special) - len(plain)
+        places = [
+            place for place in range(room + 1) if with_special[place : place + len(plain)] == plain
+        ]
         if plain and len(places) == 1:
-            return tuple(whole[places[0] + len(plain) :])
+            return tuple(with_special[places[0] + len(plain) :])
     raise InputError(
         "tokenizer: the tokens that it adds to the end of a text cannot be determined, because"
         " its special tokens change or hide the others; use a model whose tokenizer adds tokens"

@@ -57,13 +57,13 @@ def scored_items(task: Task, items: Sequence[Item], encode: Encode, max_tokens: 
     ----------
     encode : tokenizer that adds no token after a text, see ``special_tokens.prompt_encoder``
     """
-    whole = [
+    uncut = [
         [encode_pair(encode, *request) for request in item.requests]
         for item in with_progress(items, "tokenising test items")
     ]
     cuts = [
         [cut(one, max_tokens, task, item.where, TEST_KEY) for one in few]
-        for few, item in zip(whole, items, strict=True)
+        for few, item in zip(uncut, items, strict=True)
     ]
     return ScoredItems(
         tuple(one for few in cuts for one in few),
@@ -71,7 +71,7 @@ def scored_items(task: Task, items: Sequence[Item], encode: Encode, max_tokens: 
         tuple(item.answer for item in items),
         tuple(len(option) for item in items for option in item.options),
         tuple(
-            place for place, (few, left) in enumerate(zip(whole, cuts, strict=True)) if few != left
+            place for place, (few, left) in enumerate(zip(uncut, cuts, strict=True)) if few != left
         ),
     )
 

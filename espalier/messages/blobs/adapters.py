@@ -103,11 +103,11 @@ def read_adapter(
     try:
         if wire_dtype == "nf4":
             return nf4.decode(Nf4(read(f"{name}.codes"), read(f"{name}.absmax")), shape)
-        found = read(name)
+        tensor = read(name)
         # The shape was announced; a message is not trusted to keep it.
-        if tuple(found.shape) != tuple(shape):
-            raise ValueError(f"is {list(found.shape)}, must be {list(shape)}")
-        return _finite(found.to(torch.float32))
+        if tuple(tensor.shape) != tuple(shape):
+            raise ValueError(f"is {list(tensor.shape)}, must be {list(shape)}")
+        return _finite(tensor.to(torch.float32))
     except NotFiniteError:
         raise ProtocolError(f"{name}: a number is not finite") from None
     except ValueError as error:

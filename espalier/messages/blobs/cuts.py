@@ -253,9 +253,9 @@ def require_step(groups: Groups, before: Cut, after: Cut, share: float, job: Cut
         room = groups.room(pools, job)
         if spent < target - room:
             raise ProtocolError(f"{CUT}: the pruning ratio is below the requested one")
-        own = groups.span(pools)
+        pool = groups.span(pools)
         # The order of removal is unknown, so the largest new group counts as the last one.
-        last = int(groups.costs[own][after[own] & ~before[own]].max(initial=0))
+        last = int(groups.costs[pool][after[pool] & ~before[pool]].max(initial=0))
         if last and spent - last >= target + room:
             raise ProtocolError(
                 f"{CUT}: the pruning ratio is above the requested one, by a group or more"

@@ -114,12 +114,17 @@ def _to_imatrix(source: Source, target: Path) -> None:
         raise InputError(
             f"{source.folder}: is a model directory; --to {IMATRIX} needs a run of pooled-pruning"
         )
-    found = read_sums(source.run, source.model.plan)
+    input_sums = read_sums(source.run, source.model.plan)
     words = f"calibration samples of the clients of {source.title}"
     file = target / "imatrix.gguf"
     with _unfinished(file) as unfinished:
         name = write_importance(
-            source.model, found.sums, found.counts, found.sequence_length, unfinished, [words]
+            source.model,
+            input_sums.sums,
+            input_sums.counts,
+            input_sums.sequence_length,
+            unfinished,
+            [words],
         )
     print(
         f"exported     {file} (architecture {name})\n"

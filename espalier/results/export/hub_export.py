@@ -47,8 +47,8 @@ def prepared(repository: str) -> Upload:
     """
     from huggingface_hub import constants, get_token
 
-    found = NAME.fullmatch(repository)
-    if found is None or found[2] is not None:
+    name = NAME.fullmatch(repository)
+    if name is None or name[2] is not None:
         raise InputError(
             f"--repository {repository!r}: must be OWNER/NAME, the repository to write to"
         )

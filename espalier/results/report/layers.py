@@ -175,9 +175,9 @@ def _kept(structures: Mapping[str, Structure]) -> list[HeatMap]:
         (structure,) = structures.values()
         maps = []
         for title, of in (("groups", GROUP_KINDS), ("residual dimensions", RESIDUAL_KINDS)):
-            if own := [kind for kind in kinds if kind in of]:
-                by_kind = [_column(structure, kind) for kind in own]
-                names = [WORDS[kind] for kind in own]
+            if cut_kinds := [kind for kind in kinds if kind in of]:
+                by_kind = [_column(structure, kind) for kind in cut_kinds]
+                names = [WORDS[kind] for kind in cut_kinds]
                 maps.append(HeatMap(f"Kept {title}", names, _rows(by_kind)))
         return maps
     maps = []
@@ -239,11 +239,11 @@ def _updates(adapter: Path) -> HeatMap:
     with safe_open(adapter / "adapter_model.safetensors", framework="pt") as tensors:
         names = set(tensors.keys())
         for name in sorted(names):
-            other = name.replace(".lora_A.", ".lora_B.")
-            if other == name or other not in names:
+            partner = name.replace(".lora_A.", ".lora_B.")
+            if partner == name or partner not in names:
                 continue
             a = tensors.get_tensor(name).double().numpy()
-            b = tensors.get_tensor(other).double().numpy()
+            b = tensors.get_tensor(partner).double().numpy()
             square = float(np.sum((b.T @ b) * (a @ a.T)))
             # Rounding may make the square of a tiny update negative.
             values[_place(name.replace(".lora_A", ""))] = max(0.0, square) ** 0.5

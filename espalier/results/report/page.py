@@ -179,12 +179,12 @@ def _figures(
         "rounds": figures.draw_rounds(curves, dense) if curves else "",
         "bytes": figures.draw_bytes(kinds) if kinds else "",
     }
-    found: dict[str, Any] = {name: Markup(svg) for name, svg in drawn.items()}
-    found["clients"] = [Markup(figures.draw_clients(one, sites)) for one in by_client]
-    found["layers"] = [
+    shown: dict[str, Any] = {name: Markup(svg) for name, svg in drawn.items()}
+    shown["clients"] = [Markup(figures.draw_clients(one, sites)) for one in by_client]
+    shown["layers"] = [
         Markup(figures.draw_heat_map(one, number)) for number, one in enumerate(layers.maps)
     ]
-    return found
+    return shown
 
 
 def _measures_of(clients: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -79,10 +79,10 @@ def load_tasks(question: Question, folder: Path) -> tuple[Any, list[str | Json]]
     manager = import_module("lm_eval.tasks").TaskManager(
         include_path=[str(at_home(path)) for path in question.include]
     )
-    known = manager.all_tasks
+    task_names = manager.all_tasks
     for name in [*question.tasks, *question.data]:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=3)
+        if name not in task_names:
+            close = difflib.get_close_matches(name, task_names, n=3)
             meant = f"did you mean {', '.join(close)}? " if close else ""
             raise InputError(
                 f"task {name!r}: lm-evaluation-harness {version('lm-eval')} does not have it;"
@@ -90,10 +90,10 @@ def load_tasks(question: Question, folder: Path) -> tuple[Any, list[str | Json]]
             )
     if unused := question.data.keys() - set(question.tasks):
         raise InputError(f"--data {min(unused)}=...: the task is not in --tasks; add it there")
-    found = []
+    loadable = []
     for name in question.tasks:
-        found.append(_loadable(manager, name, question.data.get(name), folder))
-    return manager, found
+        loadable.append(_loadable(manager, name, question.data.get(name), folder))
+    return manager, loadable
 
 
 def _loadable(manager: Any, name: str, file: str | None, folder: Path) -> str | Json:
