@@ -36,8 +36,6 @@ POLL_SECONDS = 0.5
 ADDRESS = re.compile(r"(?:[^\s:/@\[\]]+|\[[0-9A-Za-z:.%]+\]):([0-9]{1,5})")
 """Name or IPv4 address, or IPv6 address in brackets, and port."""
 MAX_PORT = 65535
-SECONDS = 2.0
-"""Seconds for a connection; after that it counts as refused."""
 
 
 def free_port(avoid: Collection[int] = ()) -> int:

@@ -91,7 +91,6 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
         export_adapter(run.model, result.adapters, result.tensors, target, card)
         ranks = {client: own.rank for note in result.rounds for client, own in note.devices.items()}
         for client in sorted(self.summary.roster.seats):
-            (path / "structures").mkdir(exist_ok=True)
             write_json(
                 path / "structures" / f"client-{client:04d}.json",
                 {

@@ -3,7 +3,7 @@
 from espalier.settings.tables.fleet import Conditions
 from strategies.fleet import DeviceTime, RoundTime, sending_seconds, training_operations
 
-SLOW = Conditions(0, 1e9, 2e6)
+SLOW = Conditions(1e9, 2e6)
 
 
 def test_on_paper() -> None:

@@ -35,8 +35,9 @@ _BLANK_LINES = re.compile(rb"\n(?:[ \t]*\r?\n)+")
 class TextRows(RowFile):
     """Passages of a UTF-8 file; each is a record with the field ``text``."""
 
-    def rows(self, columns: Sequence[str] = ()) -> Iterator[Row]:
-        found = False
+    CONTENT = "text"
+
+    def read(self, columns: Sequence[str]) -> Iterator[Row]:
         with opened(self.path, self.keys) as file:
             for start, data in _between_blank_lines(file):
                 try:
@@ -44,10 +45,7 @@ class TextRows(RowFile):
                 except UnicodeDecodeError as error:
                     raise not_utf8(self.path, start, error) from None
                 if text:
-                    found = True
                     yield Row((start, len(data)), f"{self.path}: byte {start}", {"text": text})
-        if not found:
-            raise self.empty("text")
 
     def at(self, places: Iterable[Place], columns: Sequence[str] = ()) -> Iterator[Mapping]:
         return _at(self, places, lambda data: {"text": text_of_bytes(data)})
@@ -56,16 +54,12 @@ class TextRows(RowFile):
 class JsonLinesRows(RowFile):
     """Objects of a JSON Lines file; blank lines are skipped."""
 
-    def rows(self, columns: Sequence[str] = ()) -> Iterator[Row]:
-        found = False
+    def read(self, columns: Sequence[str]) -> Iterator[Row]:
         with opened(self.path, self.keys) as file:
             for number, (start, line) in enumerate(_lines(file), start=1):
                 if line.strip():
-                    found = True
                     where = f"{self.path}: line {number}"
                     yield Row((start, len(line)), where, json_object(line, where))
-        if not found:
-            raise self.empty()
 
     def at(self, places: Iterable[Place], columns: Sequence[str] = ()) -> Iterator[Mapping]:
         return _at(self, places, lambda data: json_object(data, self.path))
@@ -74,7 +68,7 @@ class JsonLinesRows(RowFile):
 class JsonArrayRows(RowFile):
     """Objects of a JSON file that is one array; it is read whole."""
 
-    def rows(self, columns: Sequence[str] = ()) -> Iterator[Row]:
+    def read(self, columns: Sequence[str]) -> Iterator[Row]:
         with opened(self.path, self.keys) as file:
             file.skip_mark()
             data = bytearray()
@@ -85,10 +79,7 @@ class JsonArrayRows(RowFile):
                         f"{self.path}: a JSON array of more than {MAX_ARRAY_BYTES} bytes; write it"
                         " as JSON Lines, which are read line by line (jq -c '.[]')"
                     )
-        found = json_array(bytes(data), self.path)
-        if not found:
-            raise self.empty()
-        for number, record in enumerate(found):
+        for number, record in enumerate(json_array(bytes(data), self.path)):
             where = f"{self.path}: element {number + 1} of the array"
             if not isinstance(record, dict):
                 raise InputError(

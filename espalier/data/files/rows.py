@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from espalier.data.files.records import Record, fields_there, is_label, kind_of
 from espalier.environment.paths import at_home
@@ -72,7 +72,9 @@ class RowFile(ABC):
         self.path = path
         self.keys = keys
 
-    @abstractmethod
+    CONTENT: ClassVar[str] = "records"
+    """What a file of this format contains, for errors."""
+
     def rows(self, columns: Sequence[str] = ()) -> Iterator[Row]:
         """Yield all rows in file order, with bounded memory.
 
@@ -83,6 +85,15 @@ class RowFile(ABC):
         ----------
         columns : the only columns that are needed; empty: all
         """
+        row = None
+        for row in self.read(columns):
+            yield row
+        if row is None:
+            raise self.empty()
+
+    @abstractmethod
+    def read(self, columns: Sequence[str]) -> Iterator[Row]:
+        """Yield all rows, as ``rows`` does; none if the file is empty."""
 
     def at(self, places: Iterable[Place], columns: Sequence[str] = ()) -> Iterator[Mapping]:
         """Yield the records at ascending places that ``rows`` gave.
@@ -123,9 +134,11 @@ class RowFile(ABC):
             " is complete"
         )
 
-    def empty(self, what: str = "records") -> EspalierError:
+    def empty(self) -> EspalierError:
         """Return the error for a file without records."""
-        return InputError(f"{self.path}: the file is empty; name a file that contains {what}")
+        return InputError(
+            f"{self.path}: the file is empty; name a file that contains {self.CONTENT}"
+        )
 
     def require_columns(self, columns: Sequence[str], there: Sequence[str]) -> None:
         """Refuse a table that lacks a column.

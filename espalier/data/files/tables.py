@@ -38,7 +38,7 @@ class DelimitedRows(RowFile):
         super().__init__(path, keys)
         self._delimiter = delimiter
 
-    def rows(self, columns: Sequence[str] = ()) -> Iterator[Row]:
+    def read(self, columns: Sequence[str]) -> Iterator[Row]:
         csv.field_size_limit(MAX_CELL)
         with opened(self.path, self.keys) as file:
             header_line = file.head.partition(b"\n")[0]
@@ -47,7 +47,6 @@ class DelimitedRows(RowFile):
             reader = csv.reader(_lines(file), delimiter=delimiter, strict=True)
             header = self._header(reader)
             self.require_columns(columns, header)
-            number = -1
             for number, cells in enumerate(self._cells(reader)):
                 where = f"{self.path}: row {number + 1}"
                 if len(cells) != len(header):
@@ -55,10 +54,7 @@ class DelimitedRows(RowFile):
                         f"{where} has {len(cells)} fields, the header has {len(header)}; quote"
                         " fields that contain the delimiter, a quote or a line end"
                     )
-                record = dict(zip(header, cells, strict=True))
-                yield Row((number, 0), where, record)
-        if number < 0:
-            raise self.empty()
+                yield Row((number, 0), where, dict(zip(header, cells, strict=True)))
 
     def _header(self, reader: Iterator[list[str]]) -> list[str]:
         header = next(self._cells(reader), None)
@@ -117,13 +113,10 @@ class ArrowRows(RowFile):
         wanted : the only rows that are needed; None: all
         """
 
-    def rows(self, columns: Sequence[str] = ()) -> Iterator[Row]:
-        number = -1
+    def read(self, columns: Sequence[str]) -> Iterator[Row]:
         for first, batch in self._checked(columns, None):
             for number, record in enumerate(_records(batch), start=first):
                 yield Row((number, 0), f"{self.path}: row {number + 1}", record)
-        if number < 0:
-            raise self.empty()
 
     def at(self, places: Iterable[Place], columns: Sequence[str] = ()) -> Iterator[Mapping]:
         wanted = Wanted(places)

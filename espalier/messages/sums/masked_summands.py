@@ -15,7 +15,6 @@ from espalier.messages.sums.summands import (
     Words,
     add_to,
     clear_padding,
-    subtract_from,
 )
 from espalier.messages.tensor_blobs import TensorSpec
 from espalier.secure_sum.masks import WORDS_PER_BLOCK, first_blocks, mask
@@ -47,7 +46,6 @@ def apply_mask(
     ----------
     first_block : block of the mask with which the tensor begins
     """
-    apply = subtract_from if subtracts else add_to
     # A chunk holds whole numbers and whole blocks of the mask.
     unit = WORDS_PER_BLOCK * spec.bits
     chunk = max(1, CHUNK_WORDS // unit) * unit
@@ -57,7 +55,7 @@ def apply_mask(
         part = SumSpec(min(numbers, spec.length - done), spec.bits)
         some = mask(key, first_block + first // WORDS_PER_BLOCK, part.num_words)
         clear_padding(some, part)
-        apply(words[first : first + chunk], some, part)
+        add_to(words[first : first + chunk], some, part, subtracts=subtracts)
 
 
 def mask_summand(

@@ -124,16 +124,6 @@ def unpack(words: Words, spec: SumSpec) -> Numbers:
     return numbers.reshape(-1)[: spec.length].copy()
 
 
-def add_to(total: Words, words: Words, spec: SumSpec) -> None:
-    """Add packed numbers to ``total`` in place, each modulo ``2^bits``, without unpacking."""
-    _combine(total, words, spec, subtracts=False)
-
-
-def subtract_from(total: Words, words: Words, spec: SumSpec) -> None:
-    """Subtract packed numbers from ``total`` in place, each modulo ``2^bits``."""
-    _combine(total, words, spec, subtracts=True)
-
-
 def has_clean_padding(words: Words, spec: SumSpec) -> bool:
     """Return whether the unused bits of the last word are zero."""
     return not len(words) or not words[-1] & ~_last_word(spec)
@@ -145,11 +135,12 @@ def clear_padding(words: Words, spec: SumSpec) -> None:
         words[-1] &= _last_word(spec)
 
 
-def _combine(total: Words, words: Words, spec: SumSpec, *, subtracts: bool) -> None:
-    """Add or subtract in chunks of whole groups, so that no number lies in two chunks.
+def add_to(total: Words, words: Words, spec: SumSpec, *, subtracts: bool = False) -> None:
+    """Add packed numbers to ``total``, or subtract them, in place and each modulo ``2^bits``.
 
-    The top bit of each number is left out, so that no carry or borrow leaves a number. It may pass
-    from one word to the next within a number. The top bits follow by exclusive or.
+    Numbers are not unpacked. Chunks have whole groups, so that no number lies in two of them. The
+    top bit of each number is left out, so that no carry or borrow leaves a number. It may pass from
+    one word to the next within a number. The top bits follow by exclusive or.
     """
     _require_length(total, spec)
     _require_length(words, spec)

@@ -32,17 +32,11 @@ NAMES = {
 class Value:
     """Value of one model, or the mean over clients that have a model each."""
 
-    column: str
     value: float
     clients: Mapping[int, float]
     """Values by client; empty if there is one model for all."""
     interval: tuple[float, float] | None = None
     """Interval of 95% confidence that comes from the number of items; None if it is unknown."""
-
-    @property
-    def name(self) -> str:
-        """Name of the model in the report."""
-        return COLUMNS[self.column]
 
     @property
     def spread(self) -> tuple[float, float] | None:
@@ -106,7 +100,7 @@ def _comparison(run: FinishedRun, quality: Quality) -> Comparison:
         # A mean over clients is not a fraction of independent items.
         has_interval = quality.metric in PROPORTIONS and items and not clients
         interval = wilson_interval(value, items) if has_interval else None
-        values[column] = Value(column, value, clients, interval)
+        values[column] = Value(value, clients, interval)
     return Comparison(quality, values)
 
 

@@ -31,8 +31,6 @@ MOST = 1e6
 class Conditions:
     """Conditions of a device in one round."""
 
-    mode: int
-    """Index of the mode among the modes of the device's kind."""
     operations_per_second: float
     bits_per_second: float
 
@@ -141,11 +139,9 @@ class Fleet(Table):
         links = np.random.default_rng(
             derive_seed(seed, "device-link", client=device, server_round=server_round)
         )
-        mode = int(modes.integers(len(kind.modes)))
+        speed = kind.modes[int(modes.integers(len(kind.modes)))]
         least, most = place.megabits
-        return Conditions(
-            mode, kind.teraflops * kind.modes[mode] * 1e12, float(links.uniform(least, most)) * 1e6
-        )
+        return Conditions(kind.teraflops * speed * 1e12, float(links.uniform(least, most)) * 1e6)
 
     def _places(self, seed: int, members: list[Group]) -> list[str]:
         """Return the place of each device; those at any place are shuffled and assigned in turn."""

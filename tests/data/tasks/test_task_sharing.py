@@ -27,7 +27,7 @@ class ItemRows(RowFile):
         super().__init__("items", "data.path")
         self.items = items
 
-    def rows(self, columns: Sequence[str] = ()) -> Iterator[Row]:
+    def read(self, columns: Sequence[str]) -> Iterator[Row]:
         for place, item in enumerate(self.items):
             yield Row((place, 0), "", {"item": item})
 
