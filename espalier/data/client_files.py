@@ -14,7 +14,7 @@ from espalier.data.partition import Kind, Partition
 from espalier.environment.paths import at_home
 from espalier.errors import InputError
 from espalier.settings.node import NodeSettings
-from espalier.settings.tables.data import DataSettings
+from espalier.settings.run import RunSettings
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,9 @@ class ClientFiles:
 
 
 def client_files(
-    data: DataSettings,
+    settings: RunSettings,
     node: NodeSettings,
     client: int,
-    num_clients: int,
-    seed: int,
     other: Reader,
     hub: HubRows | None = None,
 ) -> ClientFiles:
@@ -50,6 +48,9 @@ def client_files(
     other : reader of files whose ending names no format
     hub : dataset for ``data.source = "hub"``
     """
+    data = settings.data
+    num_clients = settings.num_clients
+    seed = settings.seed
     path = node.data_path
     if not path:
         if hub is None and not data.path:

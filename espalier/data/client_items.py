@@ -75,9 +75,7 @@ def _shares(
     )
     if not node.simulated and task.name in OWN_TASKS:
         _require_named_fields(data.prompt, columns_of(columns))
-    source = client_files(
-        data, node, client, settings.num_clients, settings.seed, JsonLinesRows, hub
-    )
+    source = client_files(settings, node, client, JsonLinesRows, hub)
     corpus = open_corpus(
         ItemSource(task, source.files, columns_of(columns), group), node.state_root()
     )

@@ -46,7 +46,7 @@ A mean over fewer predictions does not leave the client.
 
 @redacted_errors
 def split_passages(
-    data: DataSettings, node: NodeSettings, client: int, num_clients: int, seed: int
+    settings: RunSettings, node: NodeSettings, client: int
 ) -> tuple[Sequence[str], Sequence[str]]:
     """Return the client's passages, for calibration and held out.
 
@@ -59,27 +59,23 @@ def split_passages(
 
     Raises InputError if the source or file is missing, empty or malformed.
     """
+    data = settings.data
     require_own_data(node, data)
     if not node.data_path and data.origin in BUILT_IN:
-        return split(own_passages(data.origin, client, num_clients))
-    return _indexed_passages(data, node, client, num_clients, seed, distinct=True)
+        return split(own_passages(data.origin, client, settings.num_clients))
+    return _indexed_passages(settings, node, client, distinct=True)
 
 
 def _indexed_passages(
-    data: DataSettings,
-    node: NodeSettings,
-    client: int,
-    num_clients: int,
-    seed: int,
-    *,
-    distinct: bool,
+    settings: RunSettings, node: NodeSettings, client: int, *, distinct: bool
 ) -> tuple[Indexed[str], Indexed[str]]:
     """Return the client's passages in files, for calibration and held out."""
+    data = settings.data
     hub = None
     if data.origin == "hub":
         called = f"data.path = {data.path!r}: the dataset"
         hub = HubRows(data.path, data.hub_config, data.hub_split or "train", called)
-    source_files = client_files(data, node, client, num_clients, seed, TextRows, hub)
+    source_files = client_files(settings, node, client, TextRows, hub)
     source = _text_source(source_files.files, data, node)
     corpus = open_corpus(source, node.state_root())
     calibration, held_out = corpus.share(source_files.partition, client, distinct=distinct)
@@ -102,9 +98,7 @@ def records_of_client(settings: RunSettings, node: NodeSettings, client: int) ->
     if not node.data_path and data.origin in BUILT_IN:
         own = own_passages(data.origin, client, settings.num_clients)
         return [[passage] for passage in split(own)[0]]
-    indexed, _ = _indexed_passages(
-        data, node, client, settings.num_clients, settings.seed, distinct=False
-    )
+    indexed, _ = _indexed_passages(settings, node, client, distinct=False)
     numbers = indexed.label_numbers if group_field(data, node) else indexed.record_numbers
     records: dict[int, list[str]] = {}
     for number, passage in zip(numbers.tolist(), indexed, strict=True):
@@ -176,7 +170,7 @@ def client_samples(
         number * data.sequence_length,
         "raise data.num-samples or data.sequence-length, or the site's samples",
     )
-    passages, _ = split_passages(data, node, client, settings.num_clients, settings.seed)
+    passages, _ = split_passages(settings, node, client)
     seed = derive_seed(settings.seed, "calibration", client=client)
     samples = calibration_samples(passages, encode, number, data.sequence_length, seed)
     if node.fewest_groups():
@@ -198,7 +192,7 @@ def sample_groups(
     drawn : whether the samples are those of ``client_samples``, or of ``training_samples``
     """
     data = settings.data
-    passages, _ = split_passages(data, node, client, settings.num_clients, settings.seed)
+    passages, _ = split_passages(settings, node, client)
     assert isinstance(passages, Indexed)
     # Each passage is a piece of its own, if the tokenizer allows it.
     tokens = TokenPieces(passages, encode, piece_characters=1)
@@ -236,7 +230,7 @@ def training_samples(
         (samples, data.sequence-length), int64
     """
     data = settings.data
-    passages, _ = split_passages(data, node, client, settings.num_clients, settings.seed)
+    passages, _ = split_passages(settings, node, client)
     folder = (
         private_folder(node.state_root())
         if isinstance(passages, Indexed) and passages.corpus.folder
@@ -303,5 +297,5 @@ def validation_samples(
 def _held_out(
     settings: RunSettings, node: NodeSettings, encode: Encode, client: int, most: int, what: str
 ) -> Tensor:
-    _, held_out = split_passages(settings.data, node, client, settings.num_clients, settings.seed)
+    _, held_out = split_passages(settings, node, client)
     return evaluation_samples(held_out, encode, settings.evaluation.sequence_length, most, what)

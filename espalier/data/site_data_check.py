@@ -97,7 +97,7 @@ def require_readable(settings: RunSettings, node: NodeSettings) -> None:
         ):
             client_items(settings, node, ANY_CLIENT)
     elif node.fewest_groups():
-        split_passages(settings.data, node, ANY_CLIENT, settings.num_clients, settings.seed)
+        split_passages(settings, node, ANY_CLIENT)
     else:
         # Reading the first record reports a missing or empty file.
         next(site_texts(settings.data, node), None)

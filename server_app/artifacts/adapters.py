@@ -18,7 +18,7 @@ from espalier.models.adapters import HEAD_KEY, Tensors
 from espalier.storage.atomic import finite_values
 from espalier.training.adapted_model import AdaptedModel
 from server_app.artifacts.outcome import Outcome, in_words, perplexities
-from server_app.artifacts.task_scores import measure_items, scores_of
+from server_app.artifacts.task_scores import scores_of
 from server_app.report.model_card import adapter_card, merged_card
 from strategies.averaging.adapters import AdapterResult
 from strategies.averaging.written_adapters import WrittenAdapters
@@ -142,9 +142,7 @@ class AdapterOutcome(Outcome[Adapters]):
                 {column: merged(written.adapters, tensors) for column, tensors in columns.items()}
             )
         if self.tests.encoded is not None:
-            measure_items(
-                self.run, written.adapters, columns, self.tests, self.summary, self.note_not_finite
-            )
+            self.measure_items(written.adapters, columns)
 
 
 class SubModelOutcome(Outcome[SubModelResult]):

@@ -14,7 +14,10 @@ from espalier.evaluation.perplexity import mean_losses, perplexity
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import FLOAT16_REMEDY, BlockStream
 from espalier.hf.stream.edits import Edits, dense
+from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.settings.registry import METHODS, part
+from espalier.training.adapted_model import AdaptedModel
+from server_app.artifacts.task_scores import chance, num_cut, scores_of
 from server_app.public_tests import PublicTests
 from server_app.report.summary import Summary
 from strategies.base.run import Run
@@ -109,6 +112,31 @@ class Outcome(ABC, Generic[R]):
                 self.summary.losses[name][column] = loss
             text = f"{column}: {in_words(losses)}"
             run.progress.step("evaluated", text, column=column, losses=losses)
+
+    def measure_items(self, adapters: AdapterPlan, columns: Mapping[str, Tensors]) -> None:
+        """Score adapters on the task's items, by column; without tensors it is the base itself.
+
+        One base model is in memory, in the format of training (``training.base``).
+        """
+        run = self.run
+        tests = self.tests
+        summary = self.summary
+        assert tests.encoded is not None
+        number = len(tests.encoded)
+        summary.tests = {"number": number, "cut": num_cut(run.settings, run.model, tests)}
+        adapted = AdaptedModel.load(run.model, run.computing, run.settings, adapters)
+        # The initial adapters leave the base unchanged, since B is zero.
+        base = adapted.values()
+        run.progress.begin("testing", len(columns))
+        for column, tensors in columns.items():
+            adapted.set(tensors or base)
+            scores = scores_of(run, adapted, tests)
+            self.note_not_finite(column, scores)
+            for metric, value in scores.items():
+                summary.scores.setdefault(metric, {})[column] = value
+            text = ", ".join(f"{metric} {figure(value, 3)}" for metric, value in scores.items())
+            run.progress.step("tested", f"{column}: {text}", column=column, scores=scores)
+        summary.chances = {metric: chance(run, tests, metric) for metric in summary.scores}
 
     def note_not_finite(self, column: str, figures: Mapping[str, float]) -> None:
         """Record values of a model that are NaN or infinite.

@@ -22,7 +22,6 @@ from espalier.storage.client_state import PrivateState
 from espalier.training.mask_history import load
 from server_app.artifacts.mask_analysis import draw, mask_figures
 from server_app.artifacts.outcome import Outcome
-from server_app.artifacts.task_scores import measure_items
 from server_app.report.model_card import adapter_card
 from server_app.report.result_size import CLIENTS
 from strategies.averaging.adapters import AdapterResult
@@ -46,9 +45,7 @@ class PersonalOutcome(Outcome[R]):
             # Encoders need a classification head; this is the initial one that all clients begin
             # with.
             head = head_plan(self.run.model.plan, self.tests.num_classes)
-            measure_items(
-                self.run, head, {"dense": {}}, self.tests, self.summary, self.note_not_finite
-            )
+            self.measure_items(head, {"dense": {}})
 
     def take_clients_figures(self) -> None:
         """Assign the clients' evaluation to the federated result: each has its own model of it."""

@@ -1,52 +1,17 @@
 """Scores of models on a task's public items, next to the scores of a model at chance level."""
 
 import sys
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from espalier.amounts import figure
 from espalier.data.tasks.catalogue import task_of
 from espalier.data.tasks.task import Generation
 from espalier.evaluation.exact_match import exact_match, generate, shortened
 from espalier.evaluation.scores import chance_of_options, majority_share, score, uniform_loss
 from espalier.hf.opening.opened_model import OpenedModel
-from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.settings.run import RunSettings
 from espalier.training.adapted_model import AdaptedModel
 from server_app.public_tests import PublicTests
-from server_app.report.summary import Summary
 from strategies.base.run import Run
-
-
-def measure_items(
-    run: Run,
-    adapters: AdapterPlan,
-    columns: Mapping[str, Tensors],
-    tests: PublicTests,
-    summary: Summary,
-    note: Callable[[str, Mapping[str, float]], None],
-) -> None:
-    """Score all columns with one base model in memory; a column without tensors is the base itself.
-
-    The base is loaded in the format of training (``training.base``). ``note`` is called with the
-    scores of each column.
-    """
-    assert tests.encoded is not None
-    settings = run.settings
-    summary.tests = {"number": len(tests.encoded), "cut": num_cut(settings, run.model, tests)}
-    adapted = AdaptedModel.load(run.model, run.computing, settings, adapters)
-    # The initial adapters leave the base unchanged, since B is zero.
-    base = adapted.values()
-    run.progress.begin("testing", len(columns))
-    for column, tensors in columns.items():
-        adapted.set(tensors or base)
-        scores = scores_of(run, adapted, tests)
-        note(column, scores)
-        for metric, value in scores.items():
-            summary.scores.setdefault(metric, {})[column] = value
-        text = ", ".join(f"{metric} {figure(value, 3)}" for metric, value in scores.items())
-        run.progress.step("tested", f"{column}: {text}", column=column, scores=scores)
-    summary.chances = {metric: _chance(run, tests, metric) for metric in summary.scores}
 
 
 def scores_of(run: Run, adapted: AdaptedModel, tests: PublicTests) -> dict[str, float]:
@@ -85,7 +50,7 @@ def num_cut(settings: RunSettings, model: OpenedModel, tests: PublicTests) -> in
     return len(lost)
 
 
-def _chance(run: Run, tests: PublicTests, metric: str) -> float:
+def chance(run: Run, tests: PublicTests, metric: str) -> float:
     """Return the score at chance level on the items."""
     if metric == "loss":
         return uniform_loss(tests.num_classes or len(run.model.tokenizer))

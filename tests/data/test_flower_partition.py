@@ -18,6 +18,7 @@ from espalier.seeds import derive_seed
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings, parse
 from espalier.settings.tables.data import DataSettings
+from tests.data.client_passages import run_on
 
 CLIENTS = 4
 WARDS = ["surgery", "eye", "heart", "skin", "ear"]
@@ -57,7 +58,7 @@ def data(file: Path, name: str, arguments: str = "", **more: Any) -> DataSetting
 
 def numbers_of(chosen: DataSettings, client: int, num_clients: int = CLIENTS) -> set[int]:
     """Return the numbers of the records of which a client has passages."""
-    own, held_out = split_passages(chosen, simulated_node(), client, num_clients, 0)
+    own, held_out = split_passages(run_on(chosen, num_clients), simulated_node(), client)
     texts = [*own, *held_out]
     numbers = {int(text.partition("note ")[2].split()[0]) for text in texts}
     # A record is not divided among clients.
@@ -112,7 +113,7 @@ def test_partitioners_without_labels_divide_plain_text(library: Any, tmp_path: P
     chosen = DataSettings(path=str(tmp_path / "a.txt"), partition="flwr:LinearPartitioner")
     shares = []
     for client in range(CLIENTS):
-        parts = split_passages(chosen, simulated_node(), client, CLIENTS, 0)
+        parts = split_passages(run_on(chosen, CLIENTS), simulated_node(), client)
         shares.append([int(text.split()[1]) for part in parts for text in part])
     assert sorted(map(len, shares)) == [4, 8, 12, 16]
     assert sorted(chain.from_iterable(shares)) == list(range(40))
@@ -204,10 +205,10 @@ def test_numbers_keep_their_order() -> None:
 def test_site_s_own_file_is_not_divided(file: Path) -> None:
     chosen = data(file, "IidPartitioner")
     assert isinstance(
-        client_files(chosen, simulated_node(), 0, 2, 0, TextRows).partition, FlowerPartition
+        client_files(run_on(chosen, 2), simulated_node(), 0, TextRows).partition, FlowerPartition
     )
     node = simulated_node(data_path=str(file))
-    assert client_files(chosen, node, 0, 2, 0, TextRows).partition is None
+    assert client_files(run_on(chosen, 2), node, 0, TextRows).partition is None
 
 
 @pytest.mark.parametrize(

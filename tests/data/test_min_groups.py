@@ -48,7 +48,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_groups_of_samples_are_those_of_their_text(file: Path) -> None:
     node = site(file)
-    own, _ = split_passages(settings().data, node, 0, 1, 0)
+    own, _ = split_passages(settings(), node, 0)
     assert isinstance(own, Indexed)
     text = "\n\n".join(own)
     # The group of each byte; none of a blank line.
@@ -79,7 +79,7 @@ def test_data_of_too_few_groups_is_refused(
         else:
             require_enough(run, node, letters)
 
-    own, _ = split_passages(run.data, site(file), 0, 1, 0)
+    own, _ = split_passages(run, site(file), 0)
     assert isinstance(own, Indexed)
     number = len(set(own.label_numbers.tolist()))
     check(site(file, min_groups=number))

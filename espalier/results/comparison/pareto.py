@@ -34,6 +34,13 @@ class Plot:
     reference: float | None = None
     """Quality of the model without changes, as a horizontal line."""
 
+    @property
+    def front(self) -> list[int]:
+        """Indices of the points on the Pareto front, by increasing cost."""
+        costs = [point.cost for point in self.points]
+        qualities = [point.quality for point in self.points]
+        return front_of(costs, qualities, lower_is_better=self.lower_is_better)
+
 
 def front_of(
     costs: Sequence[float], qualities: Sequence[float], *, lower_is_better: bool
@@ -66,15 +73,13 @@ def draw(plot: Plot, form: str) -> bytes:
 
 def _draw(plot: Plot, figure: Figure) -> None:
     axes = figure.add_subplot()
-    costs = [point.cost for point in plot.points]
-    values = [point.quality for point in plot.points]
-    front = front_of(costs, values, lower_is_better=plot.lower_is_better)
+    front = plot.front
     if plot.reference is not None:
         axes.axhline(plot.reference, color=GREY, linestyle=":", label="original model")
     # Between two points of the front, the cheaper one is the best that there is.
     axes.plot(
-        [costs[index] for index in front],
-        [values[index] for index in front],
+        [plot.points[index].cost for index in front],
+        [plot.points[index].quality for index in front],
         drawstyle="steps-post",
         color=GREY,
         linewidth=1,

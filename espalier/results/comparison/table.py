@@ -8,7 +8,7 @@ from typing import Any
 
 from espalier.amounts import duration, size
 from espalier.results.comparison.compared_runs import Comparison, Entry, best_of
-from espalier.results.comparison.pareto import Plot, Point, front_of
+from espalier.results.comparison.pareto import Plot, Point
 from espalier.results.figures import Quality, figure_text
 from espalier.settings.keys import as_text
 
@@ -45,7 +45,7 @@ def results_table(comparison: Comparison, plot: Plot | None) -> TableOf:
     front = set()
     if plot is not None:
         titles.append("Pareto")
-        front = {plot.points[index].label for index in _front(plot)}
+        front = {plot.points[index].label for index in plot.front}
     rows = [_original(comparison, len(titles))]
     for index, entry in enumerate(comparison.entries):
         cells = [Cell(str(index + 1)), Cell(entry.label), Cell(entry.method)]
@@ -65,12 +65,6 @@ def _original(comparison: Comparison, width: int) -> list[Cell]:
         texts.append(figure_text(quality.metric, comparison.dense(quality)))
     texts += original.in_words()
     return [Cell(text) for text in texts] + [Cell("")] * (width - len(texts))
-
-
-def _front(plot: Plot) -> list[int]:
-    costs = [point.cost for point in plot.points]
-    values = [point.quality for point in plot.points]
-    return front_of(costs, values, lower_is_better=plot.lower_is_better)
 
 
 def _quality_cell(comparison: Comparison, index: int, quality: Quality) -> Cell:

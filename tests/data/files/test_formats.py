@@ -13,8 +13,7 @@ from espalier.data.files.tables import DelimitedRows
 from espalier.data.passages import split
 from espalier.errors import EspalierError
 from espalier.settings.node import parse_node
-from espalier.settings.run import parse
-from espalier.settings.tables.data import DataSettings
+from espalier.settings.run import RunSettings, parse
 from tests.data.files.written_files import (
     FORMATS,
     RECORDS,
@@ -55,7 +54,7 @@ def test_a_site_reads_every_format(name: str, tmp_path: Path) -> None:
     site = parse_node(
         {"site": "a", "data-path": str(tmp_path / name), "state-dir": str(tmp_path / "state")}
     )
-    own, held_out = split_passages(DataSettings(), site, 0, 3, 1)
+    own, held_out = split_passages(RunSettings(), site, 0)
     assert (list(own), list(held_out)) == split(record["text"] for record in RECORDS)
 
 
@@ -83,7 +82,7 @@ def test_a_site_s_pattern_names_files(tmp_path: Path) -> None:
     (tmp_path / "parts" / "README.md").write_text("about these data")
     given = {"site": "a", "state-dir": str(tmp_path / "state")}
     site = parse_node({**given, "data-path": str(tmp_path / "parts" / "*.jsonl")})
-    own, held_out = split_passages(DataSettings(), site, 0, 3, 1)
+    own, held_out = split_passages(RunSettings(), site, 0)
     assert (list(own), list(held_out)) == split(record["text"] for record in RECORDS)
     with pytest.raises(EspalierError, match=r"data-path = '.*\.csv': does not exist"):
         parse_node({**given, "data-path": str(tmp_path / "parts" / "*.csv")})

@@ -12,6 +12,7 @@ import pytest
 from espalier.data.client_text import split_passages
 from espalier.settings.node import NodeSettings, simulated_node
 from espalier.settings.tables.data import DataSettings
+from tests.data.client_passages import run_on
 
 pyarrow = pytest.importorskip("pyarrow", reason="the extra 'hub' is not installed")
 SECRET = "Anna K."
@@ -102,5 +103,5 @@ def node(tmp_path: Path) -> NodeSettings:
 
 def shares(tmp_path: Path, path: Path, **data: Any) -> list[tuple[list[str], list[str]]]:
     settings = DataSettings(path=str(path), **data)
-    found = [split_passages(settings, node(tmp_path), client, 3, 1) for client in range(3)]
+    found = [split_passages(run_on(settings, 3, 1), node(tmp_path), client) for client in range(3)]
     return [(list(own), list(held_out)) for own, held_out in found]
