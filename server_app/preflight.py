@@ -6,14 +6,13 @@ the ServerApp, because they cannot be misconfigured.
 """
 
 import math
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from espalier.data.files.hub import CANNOT_BE_LOADED
-from espalier.errors import EspalierError, InputError
+from espalier.errors import EspalierError, InputError, tell
 from espalier.hf.machine.computing import set_up
 from espalier.hf.opening.base_check import require_within_limits
 from espalier.hf.opening.opened_model import OpenedModel, open_model
@@ -81,12 +80,8 @@ def _unusable(settings: RunSettings, model: OpenedModel) -> dict[str, list[int]]
     return found
 
 
-def _tell(line: str) -> None:
-    print(f"espalier: {line}", file=sys.stderr, flush=True)
-
-
 def _tell_of(where: str, line: str) -> None:
-    _tell(f"{where}{line}")
+    tell(f"{where}{line}")
 
 
 def main(document: Mapping[str, Any]) -> int:
@@ -106,9 +101,9 @@ def main(document: Mapping[str, Any]) -> int:
     for name, config in cells.items():
         where = f"cell {name}: " if name else ""
         try:
-            with heard_by(Pace(_tell)):
+            with heard_by(Pace(tell)):
                 open_all(config, partial(_tell_of, where))
         except EspalierError as error:
-            print(f"espalier: {where}{error}", file=sys.stderr)
+            _tell_of(where, str(error))
             code = 2
     return code

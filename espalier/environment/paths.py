@@ -34,6 +34,11 @@ def require_model(name: str) -> None:
         )
 
 
+def is_dataset_name(path: str) -> bool:
+    """Return whether a text can be the name of a dataset on the hub, and is no local path."""
+    return re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) is not None and not Path(path).exists()
+
+
 def require_data(source: str, path: str) -> None:
     """Refuse ``owner/name`` as the path of a file that does not exist.
 

@@ -71,19 +71,20 @@ def default_config(app: Path) -> dict[str, Any]:
 
 
 def run_in_app(
-    app: Path, module: str, document: Any, hear: Callable[[str], None] | None = None
+    app: Path, module: str, document: Any, on_line: Callable[[str], None] | None = None
 ) -> int:
     """Call ``main(document)`` of a module of the app and return its exit code.
 
     The process uses the command's working directory and output streams, and ends with the command.
-    With ``hear``, that function receives each line of standard error instead, with its line break.
+    With ``on_line``, that function receives each line of standard error instead, with its line
+    break.
     """
-    errors = subprocess.PIPE if hear else None
+    errors = subprocess.PIPE if on_line else None
     with started_in_app(app, module, document, errors) as process:
-        if hear:
+        if on_line:
             assert process.stderr is not None
             for line in process.stderr:
-                hear(line.decode(errors="replace"))
+                on_line(line.decode(errors="replace"))
         return process.wait()
 
 

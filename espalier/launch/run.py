@@ -181,13 +181,13 @@ def _require_inputs(watched: WatchedRun, app: Path, config: dict[str, Any]) -> N
     watched.say("opening the model and the clients' data\n")
     lines: list[str] = []
 
-    def hear(line: str) -> None:
+    def on_line(line: str) -> None:
         lines.append(line)
         if watched.say is not be_silent:
             sys.stderr.write(line)
             sys.stderr.flush()
 
-    code = run_in_app(app, BEFORE_START, config, hear)
+    code = run_in_app(app, BEFORE_START, config, on_line)
     if code < 0:
         reason = (
             f"the check of model and data was ended by signal {-code}; the machine may"

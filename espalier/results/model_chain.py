@@ -8,7 +8,7 @@ from espalier.results.finished_run import FinishedRun, open_run
 from espalier.results.run_status import is_run
 
 
-def chain_of(run: FinishedRun) -> list[FinishedRun]:
+def runs_behind(run: FinishedRun) -> list[FinishedRun]:
     """Return the runs that led to a result, the oldest first and ``run`` last.
 
     A run belongs to the chain if its directory is still where the summary of the next names it.

@@ -217,12 +217,12 @@ class _Torn:
 def chain_check(
     path: Path,
     wanted: Collection[str] = (),
-    hear: Callable[[Mapping[str, Any]], None] = lambda _: None,
+    on_entry: Callable[[Mapping[str, Any]], None] = lambda _: None,
 ) -> Checked:
     """Verify a log up to its end or its first fault, with one entry in memory at a time.
 
-    ``wanted`` are hashes of entries; ``Checked.seen`` has those that were found. ``hear`` gets each
-    verified entry. Raises InputError if the file cannot be read.
+    ``wanted`` are hashes of entries; ``Checked.seen`` has those that were found. ``on_entry`` gets
+    each verified entry. Raises InputError if the file cannot be read.
     """
     checked = Checked()
     torn = _Torn(1)
@@ -234,7 +234,7 @@ def chain_check(
                     checked.fault = _chain_fault(checked, torn, number, entry)
                     if not checked.fault:
                         _count(checked, torn, entry, wanted)
-                        hear(entry)
+                        on_entry(entry)
                         torn = _Torn(number + 1)
                 elif why := _line_fault(line):
                     checked.fault = f"line {number}: {why}"

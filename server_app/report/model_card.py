@@ -9,15 +9,14 @@ libraries.
 Does not cover: anything about a site. A site's data and its location are not published.
 """
 
-import re
 from collections.abc import Mapping
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import tomli_w
 
 from espalier.amounts import count
+from espalier.environment.paths import is_dataset_name
 from espalier.hf.export.loading_code import how_to_load
 from espalier.hf.families import has_own_code
 from espalier.hf.opening.model_files import commit_of, public_name
@@ -175,9 +174,7 @@ def _data(settings: RunSettings) -> str:
     data = settings.data
     tuned = settings.tunes
     source = SOURCES[data.origin]
-    # A path could have the form of a name on the hub.
-    is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", data.path) and not Path(data.path).exists()
-    if data.origin == "hub" and is_name:
+    if data.origin == "hub" and is_dataset_name(data.path):
         source = f"the dataset `{data.path}` of the Hugging Face hub"
     if tuned and settings.task.name != TEXT:
         amount = f"items of the task `{settings.task.name}`"

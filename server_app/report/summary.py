@@ -237,17 +237,14 @@ class Summary:
         if named == "virtual_seconds":
             self.virtual_seconds = seconds_of_all(rounds)
 
-    def texts(self) -> list[str]:
-        """Return the names of the texts that models were evaluated on."""
-        return [*self.losses, *([OWN_TEXT] if self.own_text else [])]
-
     @property
     def _column_of_clients(self) -> str:
         return "federated" if self.personal else "local_baseline"
 
     def metrics(self) -> list["Metric"]:
         """Return all metrics by which models are compared: perplexities, then scores."""
-        return [*map(self._perplexity, self.texts()), *map(self._score, self.scores)]
+        texts = [*self.losses, *([OWN_TEXT] if self.own_text else [])]
+        return [*map(self._perplexity, texts), *map(self._score, self.scores)]
 
     def _perplexity(self, text: str) -> "Metric":
         """Return the perplexity on a text."""

@@ -8,12 +8,11 @@ from rich.table import Table
 from espalier.amounts import count, duration, figure
 from espalier.messages.ledger import Traffic
 from espalier.results.figures import Size
+from espalier.results.run_status import LONGEST_REASON
 from server_app.report.summary import COLUMNS, Summary
 
 SPOILT = 0.05
 """Relative difference of mean and median over clients from which the table shows both."""
-LONGEST_REASON = 300
-"""Maximum number of characters of a reason; ``summary.json`` has the full text."""
 WIDTH = 160
 """Maximum width of a table in characters; it is narrower if possible."""
 LABELS = {

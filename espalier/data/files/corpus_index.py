@@ -159,7 +159,7 @@ class CorpusIndex(Generic[T]):
 
     def share(
         self,
-        deal: Partition | FlowerPartition | None = None,
+        partition: Partition | FlowerPartition | None = None,
         client: int = 0,
         *,
         distinct: bool = True,
@@ -170,13 +170,13 @@ class CorpusIndex(Generic[T]):
 
         Parameters
         ----------
-        deal : partition of the records among clients; None: all records belong to the client
+        partition : partition of the records among clients; None: all records belong to the client
         distinct : False keeps repeated units, so that what a record contributes does not depend on
             the others
         """
-        if isinstance(deal, FlowerPartition):
-            return self._split(self._by_records(deal, client), distinct)
-        is_mine = deal.chooser(client, self.labels) if deal else None
+        if isinstance(partition, FlowerPartition):
+            return self._split(self._by_records(partition, client), distinct)
+        is_mine = partition.chooser(client, self.labels) if partition else None
         numbers: list[Numbers] = []
         for first in range(0, len(self), ROWS_AT_ONCE):
             rows = self.rows(first, ROWS_AT_ONCE)
@@ -188,7 +188,7 @@ class CorpusIndex(Generic[T]):
             numbers.append(first + mine)
         return self._split(np.concatenate(numbers) if numbers else np.empty(0, np.int64), distinct)
 
-    def _by_records(self, deal: FlowerPartition, client: int) -> Numbers:
+    def _by_records(self, partition: FlowerPartition, client: int) -> Numbers:
         """Return the numbers of a client's rows; all rows of a record belong to one client."""
         labels = np.empty(len(self), np.uint32)
         begins = np.empty(len(self), bool)
@@ -205,7 +205,7 @@ class CorpusIndex(Generic[T]):
         # (rows,): number of each row's record.
         records = np.cumsum(begins) - 1
         mine = np.zeros(int(begins.sum()), bool)
-        mine[deal.records_of(client, labels[begins], self.labels)] = True
+        mine[partition.records_of(client, labels[begins], self.labels)] = True
         return np.flatnonzero(mine[records])
 
     def _split(self, numbers: Numbers, distinct: bool) -> tuple["Indexed[T]", "Indexed[T]"]:
@@ -374,11 +374,11 @@ def open_corpus(source: Source[T], root: Path) -> CorpusIndex[T]:
         rows = np.frombuffer(b"".join(_packed(source, labels)), dtype=ROW)
         return CorpusIndex(source, list(labels), rows)
     with _locked(source, root) as folder:
-        index = _kept(source, folder, state)
+        index = _stored(source, folder, state)
         if index is None:
-            _make(source, folder, state)
+            _build(source, folder, state)
             # With the state of now: files that changed while they were read have no index.
-            index = _kept(source, folder, _state(source))
+            index = _stored(source, folder, _state(source))
         if index is None:
             raise source.files[0].changed()
         return index
@@ -411,7 +411,7 @@ def _locked(source: Source[Any], root: Path) -> Iterator[Path]:
         yield folder
 
 
-def _kept(source: Source[T], folder: Path, state: list[list[int]]) -> CorpusIndex[T] | None:
+def _stored(source: Source[T], folder: Path, state: list[list[int]]) -> CorpusIndex[T] | None:
     """Return the stored index of a file in this state, or None if it is missing or damaged."""
     try:
         document = read_json((folder / "index.json").read_text())
@@ -427,7 +427,7 @@ def _kept(source: Source[T], folder: Path, state: list[list[int]]) -> CorpusInde
     return CorpusIndex(source, labels, rows, folder)
 
 
-def _make(source: Source[T], folder: Path, state: list[list[int]]) -> None:
+def _build(source: Source[T], folder: Path, state: list[list[int]]) -> None:
     """Read a file and store its rows, then the document that names them.
 
     The order matters: after an interruption, incomplete rows have no document and are not used.

@@ -28,8 +28,8 @@ class Row:
     record: Mapping[str, Any]
 
 
-class Wanted:
-    """Ascending places of rows, taken one by one."""
+class PlaceCursor:
+    """Cursor over the places of the rows that are read, which ascend."""
 
     def __init__(self, places: Iterable[Place]) -> None:
         self._places = iter(places)
@@ -100,14 +100,14 @@ class RowFile(ABC):
 
         ``places`` is read as far as a few hundred places ahead.
         """
-        wanted = Wanted(places)
+        cursor = PlaceCursor(places)
         for row in self.rows(columns):
-            if wanted.next is None:
+            if cursor.next is None:
                 return
-            if row.place == wanted.next:
-                wanted.take()
+            if row.place == cursor.next:
+                cursor.take()
                 yield row.record
-        if wanted.next is not None:
+        if cursor.next is not None:
             raise self.changed()
 
     def state(self) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from espalier.data.files.compression import Bytes, import_library
 from espalier.data.files.files import blocks, no_such_file, not_utf8, opened
-from espalier.data.files.rows import Place, Row, RowFile, Wanted, status_of
+from espalier.data.files.rows import Place, PlaceCursor, Row, RowFile, status_of
 from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError, first_line
 
@@ -104,13 +104,13 @@ class ArrowRows(RowFile):
     """Rows of a table that pyarrow reads in batches."""
 
     @abstractmethod
-    def batches(self, columns: Sequence[str], wanted: Wanted | None) -> Iterator[Batch]:
+    def batches(self, columns: Sequence[str], cursor: PlaceCursor | None) -> Iterator[Batch]:
         """Yield the number of the first row and the rows of each batch, in file order.
 
         Parameters
         ----------
         columns : the only columns to read; empty: all
-        wanted : the only rows that are needed; None: all
+        cursor : places of the only rows that are needed; None: all
         """
 
     def read(self, columns: Sequence[str]) -> Iterator[Row]:
@@ -119,20 +119,20 @@ class ArrowRows(RowFile):
                 yield Row((number, 0), f"{self.path}: row {number + 1}", record)
 
     def at(self, places: Iterable[Place], columns: Sequence[str] = ()) -> Iterator[Mapping]:
-        wanted = Wanted(places)
-        for first, batch in self._checked(columns, wanted):
+        cursor = PlaceCursor(places)
+        for first, batch in self._checked(columns, cursor):
             # ``batches`` may look at the next place, so it must be beyond this batch afterwards.
-            if chosen := wanted.take_before(first + batch.num_rows):
+            if chosen := cursor.take_before(first + batch.num_rows):
                 yield from _records(batch.take([number - first for number in chosen]))
-            if wanted.next is None:
+            if cursor.next is None:
                 return
-        if wanted.next is not None:
+        if cursor.next is not None:
             raise self.changed()
 
-    def _checked(self, columns: Sequence[str], wanted: Wanted | None) -> Iterator[Batch]:
+    def _checked(self, columns: Sequence[str], cursor: PlaceCursor | None) -> Iterator[Batch]:
         """Yield batches; errors of pyarrow become errors that name the file."""
         try:
-            yield from self.batches(columns, wanted)
+            yield from self.batches(columns, cursor)
         except EspalierError:
             raise
         except FileNotFoundError:
@@ -145,9 +145,9 @@ class ArrowRows(RowFile):
 
 
 class ParquetRows(ArrowRows):
-    """Rows of a Parquet file; row groups without wanted rows are skipped."""
+    """Rows of a Parquet file; row groups without needed rows are skipped."""
 
-    def batches(self, columns: Sequence[str], wanted: Wanted | None) -> Iterator[Batch]:
+    def batches(self, columns: Sequence[str], cursor: PlaceCursor | None) -> Iterator[Batch]:
         parquet = import_library("pyarrow.parquet")
         with parquet.ParquetFile(
             at_home(self.path), pre_buffer=False, buffer_size=PARQUET_BUFFER
@@ -156,7 +156,7 @@ class ParquetRows(ArrowRows):
             first = 0
             for group in range(file.num_row_groups):
                 end = first + file.metadata.row_group(group).num_rows
-                if wanted is None or (wanted.next is not None and wanted.next[0] < end):
+                if cursor is None or (cursor.next is not None and cursor.next[0] < end):
                     for batch in file.iter_batches(
                         ROWS_AT_ONCE, [group], columns or None, use_threads=False
                     ):
@@ -168,7 +168,7 @@ class ParquetRows(ArrowRows):
 class ArrowFileRows(ArrowRows):
     """Rows of an Arrow file or stream, mapped into memory."""
 
-    def batches(self, columns: Sequence[str], wanted: Wanted | None) -> Iterator[Batch]:
+    def batches(self, columns: Sequence[str], cursor: PlaceCursor | None) -> Iterator[Batch]:
         pyarrow = import_library("pyarrow")
         ipc = import_library("pyarrow.ipc")
         with pyarrow.memory_map(str(at_home(self.path))) as source:
@@ -191,15 +191,15 @@ class DatasetRows(ArrowRows):
     def dataset(self) -> Any:
         """Open the dataset, a ``datasets.Dataset``."""
 
-    def batches(self, columns: Sequence[str], wanted: Wanted | None) -> Iterator[Batch]:
+    def batches(self, columns: Sequence[str], cursor: PlaceCursor | None) -> Iterator[Batch]:
         found = self._opened(columns)
-        if wanted is None:
+        if cursor is None:
             tables = found.iter(ROWS_AT_ONCE)
             yield from _sliced(batch for table in tables for batch in table.to_batches())
             return
-        # Whoever reads a batch takes the places in it, so ``wanted.next`` is behind it afterwards.
-        while wanted.next is not None:
-            first = wanted.next[0]
+        # The caller takes the places in a batch, so ``cursor.next`` is behind it afterwards.
+        while cursor.next is not None:
+            first = cursor.next[0]
             table = found[first : first + ROWS_AT_ONCE]
             # The dataset has fewer rows than before; ``at`` reports it.
             if not table.num_rows:

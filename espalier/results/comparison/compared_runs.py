@@ -20,7 +20,7 @@ from espalier.results.figures import (
     size_of,
 )
 from espalier.results.finished_run import FinishedRun, open_run
-from espalier.results.model_chain import chain_of
+from espalier.results.model_chain import runs_behind
 from espalier.results.run_status import (
     COMPLETED,
     FAILED,
@@ -60,7 +60,7 @@ class Entry:
     @cached_property
     def chain(self) -> list[FinishedRun]:
         """Runs that led to the result, the oldest first."""
-        return chain_of(self.run)
+        return runs_behind(self.run)
 
     @property
     def base(self) -> str:

@@ -5,8 +5,8 @@ The body is that of the card which the run wrote. Local paths are in neither.
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
+from espalier.environment.paths import is_dataset_name
 from espalier.hf.export.loading_code import how_to_load
 from espalier.hf.families import has_own_code
 from espalier.hf.opening.model_files import public_name
@@ -93,8 +93,7 @@ def datasets_of(source: Source) -> list[str]:
     if source.run is None or source.run.setting("data.source") != "hub":
         return []
     path = str(source.run.setting("data.path"))
-    # A relative path to local files may look like a name of the hub.
-    return [path] if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) and not Path(path).exists() else []
+    return [path] if is_dataset_name(path) else []
 
 
 def _body(source: Source) -> str:

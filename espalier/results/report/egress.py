@@ -51,7 +51,7 @@ def site_logs(run: FinishedRun) -> list[SiteLog]:
 
 def _site_log(path: Path) -> SiteLog:
     kinds: dict[str, Replies] = {}
-    checked = chain_check(path, hear=partial(_count, kinds))
+    checked = chain_check(path, on_entry=partial(_count, kinds))
     with open(path, encoding="utf-8", errors="replace") as file:
         beginning = [line.strip() for line in islice(file, FIRST_ENTRIES)]
     return SiteLog(

@@ -82,13 +82,13 @@ class Conversation:
         del self.turns[:forgotten]
         pieces: list[str] = []
 
-        def hear(piece: str) -> None:
+        def on_text(piece: str) -> None:
             pieces.append(piece)
             write(piece)
 
         # Ctrl-C ends the answer and not the conversation.
         with suppress(KeyboardInterrupt):
-            self._generate(prompt, hear)
+            self._generate(prompt, on_text)
         self.turns.append((text, "".join(pieces)))
         return forgotten
 
@@ -134,7 +134,7 @@ class Conversation:
         found: Tensor = encoded["input_ids"]
         return found
 
-    def _generate(self, prompt: "Tensor", hear: Callable[[str], None]) -> None:
+    def _generate(self, prompt: "Tensor", on_text: Callable[[str], None]) -> None:
         import torch
         from transformers import TextStreamer
 
@@ -143,7 +143,7 @@ class Conversation:
 
             def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
                 if text:
-                    hear(text)
+                    on_text(text)
 
         prompt = prompt.to(self.model.device)
         config = deepcopy(self.model.generation_config)

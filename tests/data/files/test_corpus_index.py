@@ -305,8 +305,8 @@ def test_index_is_reused_and_made_only_once(
     tmp_path: Path, large: TextSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = []
-    make = corpus_index._make
-    monkeypatch.setattr(corpus_index, "_make", lambda *given: (made.append(given), make(*given)))
+    make = corpus_index._build
+    monkeypatch.setattr(corpus_index, "_build", lambda *given: (made.append(given), make(*given)))
     threads = [
         threading.Thread(target=open_corpus, args=(large, tmp_path / "state")) for _ in range(4)
     ]
