@@ -36,16 +36,10 @@ def blocks_of_round(plan: ModelPlan, settings: MaskingSettings, server_round: in
     """Return the numbers of the blocks that a round decides.
 
     One-shot pruning decides all blocks in its only round, iterative pruning one block per round
-    (FedPrLLM, section 3.2.3). Raises ProtocolError if pruning is iterative and the round does not
-    exist.
+    (FedPrLLM, section 3.2.3). ``require_round`` has refused other rounds.
     """
     if settings.strategy == "one-shot":
         return range(len(plan.blocks))
-    if not 1 <= server_round <= len(plan.blocks):
-        raise ProtocolError(
-            f"message: round {server_round} does not exist, iterative pruning has one per block:"
-            f" {len(plan.blocks)}"
-        )
     return range(server_round - 1, server_round)
 
 

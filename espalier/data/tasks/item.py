@@ -25,8 +25,7 @@ class Conversation:
 class Item:
     """Question of a task, as the strings that a language model sees.
 
-    A question with a written answer has this answer as its only option. Raises ValueError if the
-    number of contexts does not match the options, or ``answer`` is not the index of one.
+    A question with a written answer has this answer as its only option.
     """
 
     contexts: tuple[str, ...]
@@ -50,17 +49,6 @@ class Item:
     """Number of characters that are from the record; 0: unknown, and no template is involved."""
     conversation: Conversation | None = None
     """Messages of the item if it is a conversation; context and option are then a plain text."""
-
-    def __post_init__(self) -> None:
-        if len(self.contexts) not in (1, len(self.options)):
-            raise ValueError(
-                f"{len(self.contexts)} contexts for {len(self.options)} options; give one"
-                " context, or one per option"
-            )
-        if not 0 <= self.answer < len(self.options):
-            raise ValueError(
-                f"answer {self.answer} is not the index of one of {len(self.options)} options"
-            )
 
     @property
     def text(self) -> str:

@@ -124,11 +124,8 @@ class Fleet(Table):
         """Return the conditions of one device in a round; rounds count from 1.
 
         The mode is drawn once per ``mode_rounds`` rounds, and the bandwidth uniformly in every
-        round. The result does not depend on the draws of other devices. Raises InputError if the
-        fleet has no such device.
+        round. The result does not depend on the draws of other devices.
         """
-        if not 0 <= device < self.size:
-            raise InputError(f"device {device}: the fleet has devices 0 to {self.size - 1}")
         members = [group for group in self.devices for _ in range(group.count)]
         kind = self.kinds[members[device].kind]
         place = self.places[self._places(seed, members)[device]]

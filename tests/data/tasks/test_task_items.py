@@ -3,8 +3,6 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from espalier.data.tasks.catalogue import TASKS, task_named
 from espalier.data.tasks.fields import Fields
@@ -186,16 +184,6 @@ def test_instructions_with_and_without_an_input(task: str, given: str, answer: s
         " Instruction:\nName a flower.\n\n### Input:\nIt is red.\n\n### Response:\nRoses."
     )
     assert found.label == ("open_qa" if task == "dolly" else "")
-
-
-@given(st.integers(1, 5), st.integers(-2, 7), st.integers(1, 6))
-def test_inconsistent_item_is_refused(options: int, answer: int, contexts: int) -> None:
-    parts = tuple(map(str, range(contexts))), tuple(map(str, range(options))), answer
-    if contexts in (1, options) and 0 <= answer < options:
-        assert len(Item(*parts).requests) == options
-    else:
-        with pytest.raises(ValueError, match=r"contexts for|is not the index"):
-            Item(*parts)
 
 
 def test_an_unknown_task_is_a_mistake() -> None:

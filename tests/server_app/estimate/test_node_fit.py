@@ -80,7 +80,7 @@ def test_hidden_states_on_disk_need_less_memory(
         "Plan",
         lambda settings, *_, **__: asked.append(settings.activations) or _NoMemory(),
     )
-    monkeypatch.setattr(node_fit, "told", lambda memory, on_device: "")
+    monkeypatch.setattr(node_fit, "memory_line", lambda memory, on_device: "")
     monkeypatch.setattr(node_fit, "outlook", lambda traffic: None)
     monkeypatch.setattr(node_fit, "sends", lambda *_: ())
     assert said(run, monkeypatch, GIGA, GIGA, activations="disk") == 0
