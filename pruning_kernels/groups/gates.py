@@ -4,12 +4,10 @@ A gate is 1 with probability sigmoid(z) and drawn again in every step. An estima
 gradient of its logit. For inference gates are chosen deterministically, within a budget.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
-
-Estimator = Literal["reinmax", "gumbel"]
 
 
 class _ReinMaxBinary(torch.autograd.Function):

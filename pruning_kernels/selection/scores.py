@@ -75,9 +75,9 @@ def ria_sums(weight: Tensor) -> RiaSums:
     return RiaSums(rows, columns)
 
 
-def ria_factors(weight: Tensor, input_square_sum: Tensor, exponent: float = 0.5) -> Tensor:
-    """Return RIA's ``||X_j||_2 ** exponent`` of each input channel, float32."""
-    return wanda_factors(weight, input_square_sum) ** exponent
+def ria_factors(weight: Tensor, input_square_sum: Tensor) -> Tensor:
+    """Return RIA's ``||X_j||_2 ** 0.5`` of each input channel, float32."""
+    return wanda_factors(weight, input_square_sum) ** 0.5
 
 
 def wanda_factors(weight: Tensor, input_square_sum: Tensor) -> Tensor:
