@@ -21,6 +21,11 @@ class LinearPlan:
     """True if the matrix has a bias, one number per row. No method prunes biases separately."""
 
     @property
+    def bias_parameter(self) -> str:
+        """Name of the bias in the model's files, whether there is one or not."""
+        return self.parameter.removesuffix("weight") + "bias"
+
+    @property
     def num_weights(self) -> int:
         """Number of weights of the matrix."""
         return self.shape[0] * self.shape[1]

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from espalier.hf.nf4.matrices import row_reader
 from espalier.hf.opening.opened_model import OpenedModel
-from espalier.hf.whole.adapters import module_path
 from espalier.methods.tuning.fedspine import FedSpineSettings
 from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.models.plan import block_key
@@ -83,7 +82,7 @@ class GroupImportance:
             if self.how.score != "mask":
                 name = adapter.linear.name
                 kind, side = kind_of(name)
-                linear = whole.get_submodule(module_path(self.model.family, index, name)).base_layer
+                linear = whole.get_submodule(self.model.family.module_path(index, name)).base_layer
                 size = group_size(self.model.plan, name, kind)
                 total = adapter.linear.shape[side] // size
                 lines = lines_of_groups(self.model.plan, name, kind, total)
@@ -118,7 +117,7 @@ class GroupImportance:
             for index, (kind, name) in product(self._blocks, READERS.items()):
                 # The input of this matrix is the output of the block's heads or channels.
                 module = self.adapted().whole.get_submodule(
-                    module_path(self.model.family, index, name)
+                    self.model.family.module_path(index, name)
                 )
                 size = group_size(self.model.plan, name, kind)
                 hooks.append(

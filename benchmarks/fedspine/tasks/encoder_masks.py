@@ -21,7 +21,6 @@ from espalier.evaluation.scores import score
 from espalier.hf.group_scores.mask_tuning import scales_or_none
 from espalier.hf.opening.opened_model import OpenedModel, open_model
 from espalier.hf.structured.selection import in_sequence, lowest
-from espalier.hf.whole.adapters import module_path
 from espalier.methods.pruning.llm_pruner import LlmPrunerSettings
 from espalier.models.groups import Groups
 from espalier.models.structure import GROUP_KINDS, READERS, group_size
@@ -98,7 +97,7 @@ def _readers(model: OpenedModel, whole: nn.Module) -> Iterator[tuple[Place, nn.L
     """Yield the matrices that read prunable groups, with the number of features of a group."""
     for index in range(len(model.plan.blocks)):
         for kind, name in READERS.items():
-            module = whole.get_submodule(module_path(model.family, index, name))
+            module = whole.get_submodule(model.family.module_path(index, name))
             assert isinstance(module, nn.Linear)
             yield (index, kind), module, group_size(model.plan, name, kind)
 

@@ -27,7 +27,7 @@ from espalier.hf.opening.model_files import commit_of, loadable_name
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits, WeightEdit
-from espalier.hf.whole.adapters import NAME, lora_config, module_path
+from espalier.hf.whole.adapters import NAME, lora_config
 from espalier.models.adapters import HEAD_KEY, AdapterPlan
 from espalier.models.plan import block_key
 from espalier.storage.atomic import write_bytes, write_json
@@ -77,7 +77,7 @@ def export_adapter(
         block = tensors(block_key(index))
         for adapter in adapters.blocks[index]:
             # Names as peft gives them: its wrapper adds two levels.
-            path = f"base_model.model.{module_path(model.family, index, adapter.linear.name)}"
+            path = f"base_model.model.{model.family.module_path(index, adapter.linear.name)}"
             named[f"{path}.lora_A.weight"] = block[adapter.name_a].contiguous()
             named[f"{path}.lora_B.weight"] = block[adapter.name_b].contiguous()
     for name in adapters.head:
@@ -238,7 +238,7 @@ def _check_updates(tuned: Any, model: OpenedModel, edits: Edits, target: Path) -
     for block in model.plan.blocks:
         block_edits = edits(block.index)
         for linear in block.linears:
-            module = tuned.get_submodule(module_path(model.family, block.index, linear.name))
+            module = tuned.get_submodule(model.family.module_path(block.index, linear.name))
             found = (
                 module.get_delta_weight(NAME).to("cpu", torch.float32)
                 if hasattr(module, "get_delta_weight")

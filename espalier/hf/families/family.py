@@ -129,6 +129,10 @@ class Family:
         """Name of the embedding's matrix."""
         return f"{self.embeddings}.weight"
 
+    def module_path(self, index: int, linear: str) -> str:
+        """Return the path of a block's matrix in the model, by canonical name."""
+        return f"{self.blocks}.{index}.{self.linears[linear]}"
+
     def file_names(self, name: str) -> Iterator[str]:
         """Yield the names that a model's tensor may have in files, the most likely first."""
         names = [name]

@@ -174,6 +174,5 @@ def _bias(
     products = [(rows.to(torch.float64) * mean).sum(dim=1) for rows in weight.split(ROWS_AT_ONCE)]
     own: Tensor | float = 0.0
     if linear.bias:
-        bias = linear.parameter.removesuffix("weight") + "bias"
-        own = model.checkpoint.read(bias).to(torch.float64)
+        own = model.checkpoint.read(linear.bias_parameter).to(torch.float64)
     return (own + torch.cat(products)).to(torch.float32).numpy()

@@ -17,7 +17,6 @@ from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import samples_per_batch
 from espalier.hf.stream.input_statistics import pack_statistics, read_statistics
 from espalier.hf.structured.selection import in_sequence, lowest
-from espalier.hf.whole.adapters import module_path
 from espalier.hf.whole.model import load_whole
 from espalier.methods.pruning.llm_pruner import (
     LlmPrunerSettings,
@@ -155,7 +154,7 @@ def _zeros(plan: ModelPlan, index: int) -> dict[str, Tensor]:
 
 def _weight(model: OpenedModel, whole: nn.Module, index: int, linear: LinearPlan) -> nn.Parameter:
     """Return a matrix of the whole model, and enable its gradient."""
-    path = module_path(model.family, index, linear.name)
+    path = model.family.module_path(index, linear.name)
     weight = whole.get_parameter(f"{path}.weight")
     weight.requires_grad_(True)
     return weight

@@ -111,11 +111,10 @@ def _other_linears(model: OpenedModel) -> list[str]:
 
     These are the head and, in OPT, the projections of the embeddings.
     """
-    family = model.family
     quantised = {
-        f"{family.blocks}.{block.index}.{family.linears[own.name]}"
+        model.family.module_path(block.index, linear.name)
         for block in model.plan.blocks
-        for own in block.linears
+        for linear in block.linears
     }
     modules = model.new_skeleton().named_modules()
     return [

@@ -149,8 +149,7 @@ def _require_same_tensors(model: OpenedModel, loading: dict[str, set[str]]) -> N
             " would initialise it randomly; name a model whose files and config.json belong"
             " together"
         )
-    linears = [linear for linear in model.plan.linears if linear.bias]
-    biases = {linear.parameter.removesuffix("weight") + "bias" for linear in linears}
+    biases = {linear.bias_parameter for linear in model.plan.linears if linear.bias}
     # A bias that is counted but ignored would change the result.
     if ignored := sorted(biases & set(loading.get("unexpected_keys", ()))):
         raise InputError(

@@ -361,9 +361,9 @@ class OpenedModel:
 
     def _linears(self, index: int) -> tuple[LinearPlan, ...]:
         linears = []
-        for name, module in self.family.linears.items():
-            wanted = f"{self.family.blocks}.{index}.{module}.weight"
-            parameter = self.stored_name(wanted) or wanted
+        for name in self.family.linears:
+            path = self.family.module_path(index, name)
+            parameter = self.stored_name(f"{path}.weight") or f"{path}.weight"
             stored = self.checkpoint.tensors.get(parameter)
             if stored is None:
                 raise missing_tensor(self, parameter)
@@ -374,7 +374,7 @@ class OpenedModel:
                     f" must be a matrix with one of the dtypes {', '.join(FLOATING)}; name the"
                     " model as it was trained"
                 )
-            bias = self.stored_name(wanted.removesuffix("weight") + "bias") is not None
+            bias = self.stored_name(f"{path}.bias") is not None
             linears.append(
                 LinearPlan(name, parameter, (stored.shape[0], stored.shape[1]), stored.dtype, bias)
             )

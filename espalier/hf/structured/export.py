@@ -241,8 +241,9 @@ def _biases_by_keys(structure: Structure, model: OpenedModel) -> dict[str, Store
     for linear in model.plan.linears:
         if not linear.bias and any(linear.name in BIASED[key] for key in keys):
             weight = model.checkpoint.tensors[linear.parameter]
-            name = linear.parameter.removesuffix("weight") + "bias"
-            found[name] = StoredTensor(weight.dtype, weight.shape[:1], weight.shard)
+            found[linear.bias_parameter] = StoredTensor(
+                weight.dtype, weight.shape[:1], weight.shard
+            )
     return found
 
 

@@ -202,5 +202,5 @@ def open_cut(
         for linear in block.linears:
             if linear.name in values:
                 bias = torch.from_numpy(values[linear.name].copy()).to(TORCH_DTYPES[linear.dtype])
-                given[linear.parameter.removesuffix("weight") + "bias"] = bias
+                given[linear.bias_parameter] = bias
     return OpenedModel(model.directory, structure, given, scales)

@@ -31,11 +31,6 @@ NAME = "default"
 """Name that peft gives to an adapter by default."""
 
 
-def module_path(family: Family, index: int, linear: str) -> str:
-    """Return the path of a block's matrix in the Hugging Face model."""
-    return f"{family.blocks}.{index}.{family.linears[linear]}"
-
-
 def lora_config(
     family: Family, adapters: AdapterPlan, num_blocks: int, dropout: float
 ) -> "LoraConfig":
@@ -58,9 +53,7 @@ def lora_config(
     chosen = [family.linears[name] for name in first]
     others = [path for name, path in family.linears.items() if name not in first]
     unmistakable = not any(other.endswith(f".{path}") for path in chosen for other in others)
-    paths = {
-        module_path(family, index, adapter.linear.name): adapter for index, adapter in adapters
-    }
+    paths = {family.module_path(index, adapter.linear.name): adapter for index, adapter in adapters}
     usual = next(iter(paths.values()))
     alpha = usual.scaling * usual.rank
     # peft always saves ``classifier`` with all its submodules.
@@ -104,7 +97,7 @@ def put_in(
         parameter.requires_grad_(True)
     parameters: dict[str, dict[str, nn.Parameter]] = {}
     for index, adapter in adapters:
-        module: Any = whole.get_submodule(module_path(family, index, adapter.linear.name))
+        module: Any = whole.get_submodule(family.module_path(index, adapter.linear.name))
         block = parameters.setdefault(block_key(index), {})
         block[adapter.name_a] = module.lora_A[NAME].to(torch.float32).weight
         block[adapter.name_b] = module.lora_B[NAME].to(torch.float32).weight
@@ -175,7 +168,7 @@ def updated(factors: Factors, keep_zeros: bool, weight: Tensor) -> Tensor:
 def keep_zeros(model: OpenedModel, whole: nn.Module, adapters: AdapterPlan) -> None:
     """Mask the updates of all adapters in a whole model where the files of ``model`` have zeros."""
     for index, adapter in adapters:
-        module: Any = whole.get_submodule(module_path(model.family, index, adapter.linear.name))
+        module: Any = whole.get_submodule(model.family.module_path(index, adapter.linear.name))
         zeros = model.checkpoint.read(adapter.linear.parameter) == 0
         module.forward = partial(
             _masked_forward, module, zeros.to(module.lora_A[NAME].weight.device)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from espalier.hf.families import Family
-from espalier.hf.whole.adapters import module_path
 from espalier.models.adapters import FACTORS, Adapter, AdapterPlan, Tensors
 from espalier.models.plan import block_key
 
@@ -31,7 +30,7 @@ def folded_in(
             block = tensors.get(block_key(index), {})
             if adapter.folded_b not in block:
                 continue
-            module: Any = whole.get_submodule(module_path(family, index, adapter.linear.name))
+            module: Any = whole.get_submodule(family.module_path(index, adapter.linear.name))
             device = module.base_layer.weight.device
             left = adapter.scaling * block[adapter.folded_b].to(device)
             right = block[adapter.folded_a].to(device)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.hf.families import Family
-from espalier.hf.whole.adapters import NAME, module_path
+from espalier.hf.whole.adapters import NAME
 from espalier.models.adapters import AdapterPlan
 from espalier.models.plan import block_key
 
@@ -30,7 +30,7 @@ def inner_matrices(
     """
     with ExitStack() as hooks:
         for index, adapter in adapters if adapters.bases else ():
-            module: Any = whole.get_submodule(module_path(family, index, adapter.linear.name))
+            module: Any = whole.get_submodule(family.module_path(index, adapter.linear.name))
             narrow = module.lora_A[NAME]
             zeros = torch.zeros(adapter.rank, adapter.rank, device=narrow.weight.device)
             inner = nn.Parameter(zeros)

@@ -117,10 +117,9 @@ def _quantise_linears(
     cache_folder: Path | None,
 ) -> None:
     """Replace the linears of the blocks by ``Linear4bit``; their biases stay on the meta device."""
-    family = model.family
     known = tables(computing.device)
     paths = {
-        linear.parameter: f"{family.blocks}.{block.index}.{family.linears[linear.name]}"
+        linear.parameter: model.family.module_path(block.index, linear.name)
         for block in model.plan.blocks
         for linear in block.linears
     }

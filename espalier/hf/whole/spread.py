@@ -35,9 +35,9 @@ def placement(
 
     blocks = whole.get_submodule(family.blocks)
     quantised = [
-        f"{family.blocks}.{index}.{path}.weight"
+        f"{family.module_path(index, linear)}.weight"
         for index, _ in enumerate(blocks.children())
-        for path in family.linears.values()
+        for linear in family.linears
     ]
     special = dict.fromkeys(quantised if nf4 else (), CustomDtype.INT4)
     sizes = compute_module_sizes(whole, dtype=dtype, special_dtypes=special)

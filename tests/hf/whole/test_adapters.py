@@ -15,7 +15,6 @@ from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.whole.adapters import (
     lora_config,
     merged,
-    module_path,
     put_in,
     set_values,
     updated,
@@ -122,7 +121,7 @@ def test_exactly_the_planned_matrices_are_trained(
         path for path, parameter in whole.named_parameters() if parameter.requires_grad
     }
     parameters = put_in(whole, model.family, plan, len(model.plan.blocks), 0.0)
-    paths = {module_path(model.family, index, adapter.linear.name) for index, adapter in plan}
+    paths = {model.family.module_path(index, adapter.linear.name) for index, adapter in plan}
     assert set(layers_of(whole)) == paths
     trained = {path for path, parameter in whole.named_parameters() if parameter.requires_grad}
     assert trained == trained_before | {
@@ -179,7 +178,7 @@ def test_values_come_back_bit_by_bit(
         for key, block in meant.items()
         for each, value in block.items()
     )
-    layer = layers_of(whole)[module_path(model.family, 1, "attn.o")]
+    layer = layers_of(whole)[model.family.module_path(1, "attn.o")]
     assert torch.equal(layer.lora_A["default"].weight.cpu(), meant["block-0001"]["attn.o.lora_a"])
     assert torch.equal(layer.lora_B["default"].weight.cpu(), meant["block-0001"]["attn.o.lora_b"])
     found["block-0000"]["attn.o.lora_a"].zero_()
@@ -306,7 +305,7 @@ def test_merged_weights_are_those_of_peft(models: dict[str, OpenedModel], name: 
     tuned: PeftModel = get_peft_model(whole_of(model), lora_config(model.family, plan, 2, 0.0))
     for index, adapter in plan:
         layer = tuned.get_base_model().get_submodule(
-            module_path(model.family, index, adapter.linear.name)
+            model.family.module_path(index, adapter.linear.name)
         )
         layer.lora_A["default"].weight.data.copy_(meant[block_key(index)][adapter.name_a])
         layer.lora_B["default"].weight.data.copy_(meant[block_key(index)][adapter.name_b])
@@ -318,7 +317,7 @@ def test_merged_weights_are_those_of_peft(models: dict[str, OpenedModel], name: 
         weight = stored[adapter.linear.parameter]
         found = edits(index)[adapter.linear.name](weight)
         expected = by_peft.get_submodule(
-            module_path(model.family, index, adapter.linear.name)
+            model.family.module_path(index, adapter.linear.name)
         ).weight
         torch.testing.assert_close(found, expected.detach(), rtol=1e-6, atol=1e-6)
         a, b = (meant["block-0001"][each].double() for each in (adapter.name_a, adapter.name_b))

@@ -20,7 +20,6 @@ from benchmarks.fedspine.tasks import study as task_study
 from benchmarks.fedspine.tasks.encoder_masks import Place, mask_gradients, mask_tuned, masked
 from espalier.data.tasks.item import Batch
 from espalier.hf.opening.opened_model import OpenedModel
-from espalier.hf.whole.adapters import module_path
 from espalier.models.structure import READERS
 from tests.tiny_model import save_tiny_roberta
 
@@ -95,7 +94,7 @@ def test_zero_mask_equals_zero_columns(encoder: tuple[OpenedModel, Any]) -> None
         expected = losses(whole, batch())
     before = {}
     for (index, kind), unit, factor in (((0, "groups"), 1, 0.0), ((1, "channels"), 3, 0.5)):
-        module = whole.get_submodule(module_path(model.family, index, READERS[kind]))
+        module = whole.get_submodule(model.family.module_path(index, READERS[kind]))
         size = module.in_features // len(masks[index, kind])
         before[module] = module.weight.clone()
         module.weight[:, unit * size : (unit + 1) * size] *= factor
