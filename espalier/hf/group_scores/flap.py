@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from espalier.errors import InputError
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.hf.stream.input_statistics import Watched
+from espalier.hf.stream.calibration import observed_pass
+from espalier.hf.stream.input_statistics import InputObserver
 from espalier.hf.structured.selection import in_sequence, lowest
 from espalier.messages.blobs.cuts import pack_cut
 from espalier.messages.tensor_blobs import pack_tensors, views
@@ -41,10 +42,10 @@ BlockMoments = Mapping[str, Moments]
 """Moments by canonical linear name."""
 
 
-class InputMoments(Watched):
+class InputMoments(InputObserver[Moments]):
     """Mean and squared deviations of the input of each linear."""
 
-    def __init__(self, linears: dict[str, torch.nn.Linear]) -> None:
+    def __init__(self, linears: dict[str, nn.Linear]) -> None:
         super().__init__(linears)
         self._moments: dict[str, Moments] = {}
 
@@ -52,13 +53,13 @@ class InputMoments(Watched):
         seen = moments_of(inputs.flatten(0, -2))
         self._moments[name] = pooled([self._moments[name], seen]) if name in self._moments else seen
 
-    def found(self) -> dict[str, Moments]:  # type: ignore[override]
+    def found(self) -> dict[str, Moments]:
         """Return the moments by canonical linear name."""
         return self._moments
 
 
 @torch.no_grad()
-def watched_moments(stream: BlockStream, samples: Tensor) -> Iterator[dict[str, Moments]]:
+def watched_moments(stream: BlockStream, samples: Tensor) -> Iterator[BlockMoments]:
     """Yield the moments of one client's inputs, block by block, in the dense model.
 
     ``samples`` are (num_samples, sequence_length), int64.
@@ -67,12 +68,10 @@ def watched_moments(stream: BlockStream, samples: Tensor) -> Iterator[dict[str, 
     for block_plan in beats(stream.model.plan.blocks, "watching block"):
         index = block_plan.index
         with stream.block(index, following=index + 1) as block:
-            watched = InputMoments(
-                {name: stream.linears(index, block)[name] for name in ADDED_BIASES}
-            )
-            with watched.watching():
-                activations.through(index, block)
-        yield watched.found()
+            linears = stream.linears(index, block)
+            observer = InputMoments({name: linears[name] for name in ADDED_BIASES})
+            moments = observed_pass(activations, index, block, observer, keep=True)
+        yield moments
 
 
 def pack_moments(moments: BlockMoments) -> bytes:

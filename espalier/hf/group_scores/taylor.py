@@ -5,7 +5,7 @@ blocks' matrices. The whole model is in memory in float32. With signed sums, the
 step is added up and freed immediately. Magnitudes need the gradient of all samples.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import product
 
 import torch
@@ -106,7 +106,8 @@ class _Scores:
         self._model = model
         self._job = job
         self._of_samples = of_samples
-        self._gradients = _Gradients(job.rearranged)
+        # Mask gradients of single samples, for the kinds that are rearranged.
+        self._gradients: dict[tuple[int, str], list[Tensor]] = {}
         blocks = cut_blocks(model.plan, job)
         self._scores = {index: _zeros(model.plan, index) for index in blocks}
         self._weights = [
@@ -136,14 +137,22 @@ class _Scores:
         size = group_size(self._model.plan, linear.name, kind)
         of_masks = coupled_sums(product, 1, size).cpu()
         self._scores[index][kind].add_(of_masks.square() / self._of_samples)
-        self._gradients.note(index, kind, of_masks)
+        if kind in self._job.rearranged:
+            self._gradients.setdefault((index, kind), []).append(of_masks.to(torch.float32))
 
     def with_factors(self, max_rows: int) -> dict[int, dict[str, Tensor]]:
         """Return the scores with the Fisher factors, and free the gradients of the latter."""
-        return {
-            index: own | self._gradients.factors(index, self._of_samples, max_rows)
-            for index, own in self._scores.items()
-        }
+        for index, kind in product(self._scores, self._job.rearranged):
+            gradients = torch.stack(self._gradients.pop((index, kind)))
+            rows = gradients.double() / self._of_samples**0.5
+            if not rows.isfinite().all():
+                raise InputError(
+                    "the gradient of a mask is not a number; look for weights of the model that are"
+                    " none"
+                )
+            factor = fisher_factor(rows, min(max_rows, rows.shape[1]))
+            self._scores[index][fisher_name(kind)] = factor
+        return self._scores
 
 
 def _zeros(plan: ModelPlan, index: int) -> dict[str, Tensor]:
@@ -176,32 +185,6 @@ def _add(
                 lines_of_groups(model.plan, linear.name, kind, len(scores[kind])).ravel()
             )
             scores[kind].add_(coupled_sums(products, side, size, order).cpu())
-
-
-class _Gradients:
-    """Mask gradients of single samples, for the kinds that are rearranged."""
-
-    def __init__(self, kinds: Sequence[str]) -> None:
-        self._kinds = kinds
-        self._rows: dict[tuple[int, str], list[Tensor]] = {}
-
-    def note(self, index: int, kind: str, gradient: Tensor) -> None:
-        """Store the gradient of one sample, float32."""
-        if kind in self._kinds:
-            self._rows.setdefault((index, kind), []).append(gradient.to(torch.float32))
-
-    def factors(self, index: int, of_samples: int, max_rows: int) -> dict[str, Tensor]:
-        """Return the Fisher factors of a block, and free the gradients."""
-        found = {}
-        for kind in self._kinds:
-            rows = torch.stack(self._rows.pop((index, kind))).double() / of_samples**0.5
-            if not rows.isfinite().all():
-                raise InputError(
-                    "the gradient of a mask is not a number; look for weights of the model that are"
-                    " none"
-                )
-            found[fisher_name(kind)] = fisher_factor(rows, min(max_rows, rows.shape[1]))
-        return found
 
 
 def pack_scores(scores: BlockScores) -> bytes:

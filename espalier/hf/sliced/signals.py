@@ -4,13 +4,14 @@ A signal is the output of a norm without its scale (SliceGPT section 3.3). The s
 token's signal therefore sum to at most the hidden size.
 """
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.stream.calibration import observed_pass
+from espalier.hf.stream.input_statistics import InputObserver
 from espalier.progress import beats
 from pruning_kernels.groups.slicing import (
     kept_share,
@@ -23,18 +24,23 @@ NORMS = ("norm.attn", "norm.mlp")
 """Norms of a block, in order of use."""
 
 
-class _Watched:
-    """Forward pre-hook of a norm that sums the second moments of its signals."""
+class SignalMoments(InputObserver[Tensor]):
+    """Sum over tokens of the second moments of the signals of a block's norms."""
 
-    def __init__(self, epsilon: float) -> None:
-        self.moments: Tensor | None = None
+    def __init__(self, norms: Mapping[str, nn.Module], epsilon: float) -> None:
+        super().__init__(norms)
         self._epsilon = epsilon
+        self._moments: dict[str, Tensor] = {}
 
-    def __call__(self, norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def _see(self, name: str, inputs: Tensor) -> None:
         """Add the signals of an input of shape (batch, sequence_length, hidden_size)."""
         # Over all tokens of a batch at once.
-        seen = second_moments(normalised(inputs[0].flatten(0, -2), self._epsilon))
-        self.moments = seen if self.moments is None else self.moments.add_(seen)
+        added = second_moments(normalised(inputs.flatten(0, -2), self._epsilon))
+        self._moments[name] = self._moments[name].add_(added) if name in self._moments else added
+
+    def found(self) -> dict[str, Tensor]:
+        """Return the sums by canonical name of the norm, (hidden_size, hidden_size) each."""
+        return self._moments
 
 
 @torch.no_grad()
@@ -49,25 +55,17 @@ def mean_moments(stream: BlockStream, samples: Tensor) -> Iterator[Tensor]:
     epsilon = float(stream.model.configured("rms_norm_eps"))
     for block_plan in beats(stream.model.plan.blocks, "watching block"):
         index = block_plan.index
-        # One sum per norm of the block.
-        watched = [_Watched(epsilon) for _ in NORMS]
-        with stream.block(index, following=index + 1) as block, ExitStack() as hooks:
-            for name, own in zip(NORMS, watched, strict=True):
-                norm = block.get_submodule(family.norms[name])
-                hooks.callback(norm.register_forward_pre_hook(own).remove)
-            activations.through(index, block)
-        yield from (_mean(own, samples) for own in watched)
+        with stream.block(index, following=index + 1) as block:
+            norms = {name: block.get_submodule(family.norms[name]) for name in NORMS}
+            observer = SignalMoments(norms, epsilon)
+            moments = observed_pass(activations, index, block, observer, keep=True)
+        # A mean: clients with different numbers of samples are weighted by the server.
+        yield from (moments[name].cpu() / samples.numel() for name in NORMS)
     # The input of the head passes the final norm, so its signals are normalised in the same way.
-    behind = _Watched(epsilon)
+    observer = SignalMoments({}, epsilon)
     for batch in activations.batches():
-        behind(nn.Identity(), (batch,))
-    yield _mean(behind, samples)
-
-
-def _mean(watched: _Watched, samples: Tensor) -> Tensor:
-    assert watched.moments is not None
-    # A mean: clients with different numbers of samples are weighted by the server.
-    return watched.moments.cpu() / samples.numel()
+        observer._see("norm.final", batch)
+    yield observer.found()["norm.final"].cpu() / samples.numel()
 
 
 def basis_of(moments: Tensor, width: int) -> tuple[Tensor, float]:

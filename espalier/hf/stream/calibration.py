@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from espalier.hf.files.dtypes import TORCH_DTYPES
 from espalier.hf.stream.block_stream import Activations, BlockStream, apply_prune_masks, not_finite
 from espalier.hf.stream.edits import Edits, WeightEdit, dense
-from espalier.hf.stream.input_statistics import InputSquareSums, Watch, watch_for
+from espalier.hf.stream.input_statistics import InputObserver, InputSquareSums, S, Watch, watch_for
 from espalier.messages.blobs.mask_tensors import PrunedMatrix
 from espalier.progress import beats
-from pruning_kernels.selection.local import InputStatistics, LocalPruning
+from pruning_kernels.selection.local import LocalPruning
 from pruning_kernels.selection.scores import NotFiniteError
 from pruning_kernels.sparsegpt import Factor
 
@@ -121,7 +121,7 @@ def _choose_in_block(
 ) -> dict[str, Tensor]:
     linears = stream.linears(index, block)
     with _refusals_explained(stream, index):
-        inputs = watched_pass(activations, index, block, linears, watch)
+        inputs = observed_pass(activations, index, block, watch(linears))
         return {name: choose(linear.weight, inputs[name]) for name, linear in linears.items()}
 
 
@@ -137,7 +137,7 @@ def _prune_block(
     linears = stream.linears(index, block)
     matrices = {}
     with _refusals_explained(stream, index):
-        inputs = watched_pass(activations, index, block, linears, watch_for(pruning))
+        inputs = observed_pass(activations, index, block, watch_for(pruning)(linears))
         for plan in stream.model.plan.blocks[index].linears:
             name = plan.name
             dtype = TORCH_DTYPES[plan.dtype]
@@ -161,22 +161,20 @@ def _refusals_explained(stream: BlockStream, index: int) -> Iterator[None]:
         raise not_finite(stream, f"block {index} meets") from error
 
 
-def watched_pass(
+def observed_pass(
     activations: Activations,
     index: int,
     block: nn.Module,
-    linears: dict[str, nn.Linear],
-    watch: Watch,
+    observer: InputObserver[S],
     *,
     keep: bool = False,
-) -> Mapping[str, InputStatistics]:
-    """Return the input statistics of a block's linears after one pass of all samples.
+) -> Mapping[str, S]:
+    """Return the input statistics of a block's modules after one pass of all samples.
 
     With ``keep`` the activations stand behind the loaded block afterwards.
     """
-    watched = watch(linears)
-    watched.samples = activations.num_samples
-    with watched.watching():
+    observer.samples = activations.num_samples
+    with observer.watching():
         # Statistics are collected from the inputs; outputs are kept only on request.
         activations.through(index, block, keep=keep)
-    return watched.found()
+    return observer.found()

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +19,18 @@ from pruning_kernels.sparsegpt import Factor, factorise
 CHANNELS_AT_ONCE = 512
 
 
-class Watched(ABC):
-    """Observer of the inputs of a block's linears while samples pass through the block."""
+S = TypeVar("S", covariant=True)
+"""Statistics of one module's input."""
+
+
+class InputObserver(ABC, Generic[S]):
+    """Observer of the inputs of a block's modules while samples pass through the block."""
 
     samples = 0
     """Number of samples that pass through the block; set before ``found`` is called."""
 
-    def __init__(self, linears: dict[str, nn.Linear]) -> None:
-        self._linears = linears
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self._modules = modules
         # The last input, and what it led to: linears that share an input are called in sequence.
         self._last: tuple[Tensor, Any] | None = None
 
@@ -34,8 +38,8 @@ class Watched(ABC):
     def watching(self) -> Iterator[None]:
         """Collect statistics from every forward pass within this context."""
         hooks = [
-            linear.register_forward_pre_hook(partial(self._hook, name))
-            for name, linear in self._linears.items()
+            module.register_forward_pre_hook(partial(self._hook, name))
+            for name, module in self._modules.items()
         ]
         try:
             yield
@@ -50,14 +54,14 @@ class Watched(ABC):
 
     @abstractmethod
     def _see(self, name: str, inputs: Tensor) -> None:
-        """Update the statistics with the input of one linear, (..., channels)."""
+        """Update the statistics with the input of one module, (..., channels)."""
 
     @abstractmethod
-    def found(self) -> Mapping[str, InputStatistics]:
-        """Return the statistics by canonical linear name; call it once, after the last pass."""
+    def found(self) -> Mapping[str, S]:
+        """Return the statistics by canonical name; call it once, after the last pass."""
 
 
-class InputSquareSums(Watched):
+class InputSquareSums(InputObserver[Tensor]):
     """Sum over tokens of the squared input of each linear, per input channel, float64.
 
     Squares are float32 by default, and sums are float64. The batch size therefore influences the
@@ -93,7 +97,7 @@ class InputSquareSums(Watched):
         return self.sums
 
 
-class InputGrams(Watched):
+class InputGrams(InputObserver[Factor]):
     """Sum over tokens of the outer product of each linear's input with itself.
 
     The Gram matrix is (channels, channels), float32. Linears with the same input, such as query,
@@ -135,10 +139,10 @@ class InputGrams(Watched):
             leader: factorise(self.grams.pop(leader), dead_diagonal=dead)
             for leader in list(self.grams)
         }
-        return {name: factors[self._leader[name]] for name in self._linears}
+        return {name: factors[self._leader[name]] for name in self._modules}
 
 
-Watch = Callable[[dict[str, nn.Linear]], Watched]
+Watch = Callable[[dict[str, nn.Linear]], InputObserver[InputStatistics]]
 
 
 def watch_for(pruning: LocalPruning) -> Watch:

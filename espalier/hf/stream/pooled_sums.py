@@ -5,7 +5,6 @@ only the sum decides as one that has all texts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 
 import numpy as np
 import torch
@@ -19,8 +18,8 @@ from espalier.hf.stream.block_stream import (
     apply_prune_masks,
     not_finite,
 )
-from espalier.hf.stream.calibration import watched_pass
-from espalier.hf.stream.input_statistics import InputSquareSums, Watch
+from espalier.hf.stream.calibration import observed_pass
+from espalier.hf.stream.input_statistics import InputSquareSums
 from espalier.messages.tensor_blobs import pack_tensors, views
 from espalier.methods.pruning.pooled_pruning import (
     COUNT,
@@ -31,25 +30,20 @@ from espalier.methods.pruning.pooled_pruning import (
 from espalier.models.plan import BlockPlan
 from espalier.progress import beats
 from pruning_kernels.fixed_point import from_words, to_words
-from pruning_kernels.selection.local import InputStatistics, LocalPruning
-
-EXACT_SQUARES: Watch = partial(InputSquareSums, squares_in=torch.float64)
-"""Collector of the sums; squares of float32 inputs are exact."""
+from pruning_kernels.selection.local import LocalPruning
 
 Sums = Mapping[str, Tensor]
 """Sum of squares of each distinct input, (channels,), float64, by its first matrix."""
 
 
-def distinct(block: BlockPlan, found: Mapping[str, InputStatistics]) -> dict[str, Tensor]:
+def distinct(block: BlockPlan, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the sums of each distinct input of a block by its first matrix, float64, on the CPU.
 
     Raises RuntimeError if matrices that should share an input have different ones.
     """
     sums: dict[str, Tensor] = {}
     for name, first in shared_inputs(block).items():
-        own = found[name]
-        assert isinstance(own, Tensor)
-        own = own.cpu()
+        own = found[name].cpu()
         # NaN is reported later, in words that name the remedy.
         if not torch.allclose(sums.setdefault(first, own), own, rtol=0, atol=0, equal_nan=True):
             raise RuntimeError(f"block {block.index}: {name} has another input than {first}")
@@ -86,9 +80,9 @@ def _sums_of_pass(
     *,
     keep: bool,
 ) -> dict[str, Tensor]:
-    linears = stream.linears(block.index, loaded)
-    found = watched_pass(activations, block.index, loaded, linears, EXACT_SQUARES, keep=keep)
-    return distinct(block, found)
+    # In float64 the squares of float32 inputs are exact.
+    observer = InputSquareSums(stream.linears(block.index, loaded), squares_in=torch.float64)
+    return distinct(block, observed_pass(activations, block.index, loaded, observer, keep=keep))
 
 
 def counted(sums: Sums, tokens: int, job: PooledPruningSettings) -> tuple[dict[str, Tensor], int]:

@@ -14,16 +14,16 @@ to a total variation distance below 10 exp(-pi^2 s^2) for each of them (Kairouz,
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.hf.stream.input_statistics import Watched
+from espalier.hf.stream.calibration import observed_pass
+from espalier.hf.stream.input_statistics import InputObserver
 from espalier.messages.tensor_blobs import pack_tensors
 from espalier.methods.pruning.pooled_pruning import COUNT, num_inputs, shared_inputs, squares_name
 from espalier.models.plan import BlockPlan
@@ -33,7 +33,7 @@ from pruning_kernels.fixed_point import words_of
 from pruning_kernels.record_bound import normalised
 
 
-class RecordSquares(Watched):
+class RecordSquares(InputObserver[Tensor]):
     """Sum over records of the direction of their squared inputs, per input of a block.
 
     ``found`` returns integers on the grid of ``noise.py``, (channels,), int64.
@@ -118,27 +118,25 @@ class PrivateSums:
         plan = self.stream.model.plan
         # One record changes M sums by 1 each, so the L2 sensitivity is sqrt(M).
         deviation = self.noise_multiplier * math.sqrt(num_inputs(plan))
-        watch = partial(
-            RecordSquares,
-            lengths=lengths,
-            records=torch.tensor(records),
-            padded_to=samples.shape[1],
-        )
+        of_records = torch.tensor(records)
         activations = self.stream.start(samples) if len(samples) else None
         for block in beats(plan.blocks, "watching block"):
             # Without records the noise alone is sent, so nothing shows that there were none.
-            found = _no_sums(block)
+            sums: Mapping[str, Tensor] = _no_sums(block)
             if activations is not None:
                 with self.stream.block(block.index, following=block.index + 1) as loaded:
                     linears = self.stream.linears(block.index, loaded)
                     # One linear per distinct input.
-                    watched = watch({name: linears[name] for name in found})
-                    with watched.watching():
-                        activations.through(block.index, loaded)
-                    found = watched.found()
-            yield self._packed(block, found, deviation)
+                    observer = RecordSquares(
+                        {name: linears[name] for name in sums},
+                        lengths=lengths,
+                        records=of_records,
+                        padded_to=samples.shape[1],
+                    )
+                    sums = observed_pass(activations, block.index, loaded, observer, keep=True)
+            yield self._packed(sums, deviation)
 
-    def _packed(self, block: BlockPlan, sums: dict[str, Tensor], deviation: float) -> bytes:
+    def _packed(self, sums: Mapping[str, Tensor], deviation: float) -> bytes:
         """Return the sums of a block with noise; the count is always 1."""
         words = {}
         # Sorted, so that noise is drawn in a fixed order.
