@@ -93,10 +93,7 @@ def group_importance(
                 sums[rows] = products.sum(dim=1)
             else:
                 sums += products.sum(dim=0)
-        sums = sums if order is None else sums[order]
-        # (groups, size)
-        return sums.view(-1, size).sum(dim=1)
-    if side == 0:
+    elif side == 0:
         # <P_m, (M Q^T)_m> with M Q^T = W Q^T + s B (A Q^T), whose last product is small.
         shared = scaling * (a @ q.T)
         for rows, block in _blocks(weight, factors.shape[0]):
@@ -108,8 +105,10 @@ def group_importance(
             product.addmm_(p[rows].T, block)
         sums = product.mul_(q).sum(dim=0)
     sums = sums if order is None else sums[order]
+    # (groups, size)
+    importance = sums.view(-1, size).sum(dim=1)
     # Squared after the sum over the group, so terms of different sign cancel.
-    return sums.view(-1, size).sum(dim=1).square()
+    return importance if score == "exact" else importance.square()
 
 
 def _blocks(weight: Tensor | RowReader, out_features: int) -> Iterator[tuple[slice, Tensor]]:

@@ -25,6 +25,8 @@ DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")
 """Allowed dtypes of a model's tensors, by safetensors' name."""
 FLOATING = ("F64", "F32", "F16", "BF16")
 """Allowed dtypes of weights."""
+STORED_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+"""safetensors' name of the dtypes of weights that a configuration or a user can name."""
 CHUNK = 16 * 1024 * 1024
 
 OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.gguf")

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.errors import InputError
+from espalier.hf.files.checkpoint import STORED_DTYPES
 from espalier.hf.gguf.architecture import Architecture
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 DTYPES = get_args(Dtype)
-TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-"""Names of the formats in GGUF."""
 OF_FILES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float32"}
 """Format for matrices that safetensors files hold in a format; F64 has none in GGUF."""
 
@@ -105,7 +104,8 @@ def announce(writer: "GGUFWriter", name: str, shape: tuple[int, ...], dtype: str
     from gguf import GGMLQuantizationType
 
     num_bytes = math.prod(shape) * (4 if dtype == "float32" else 2)
-    kind = GGMLQuantizationType[TYPES[dtype]]
+    # GGUF has the names of safetensors.
+    kind = GGMLQuantizationType[STORED_DTYPES[dtype]]
     writer.add_tensor_info(name, shape, np.dtype(np.float32), num_bytes, kind)
 
 

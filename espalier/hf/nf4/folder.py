@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from espalier.errors import InputError
 from espalier.hf.export.model import made_whole
-from espalier.hf.files.checkpoint import INDEX, SINGLE, write_shard
+from espalier.hf.files.checkpoint import SINGLE, STORED_DTYPES, write_shard
 from espalier.hf.files.tensor_pieces import pieces
 from espalier.hf.nf4.checkpoint import (
     CONFIG_KEY,
@@ -26,18 +26,14 @@ from espalier.hf.nf4.checkpoint import (
 from espalier.hf.nf4.matrices import Nf4Matrix, quantise, require_quantisable, state_of, tables
 from espalier.hf.opening.model_files import copy_other_files
 from espalier.hf.opening.opened_model import OpenedModel
-from espalier.hf.structured.configuration import STRUCTURE_FILE, plain_config
-from espalier.hf.structured.export import CODE
+from espalier.hf.structured.configuration import plain_config
+from espalier.hf.structured.export import WRITTEN_ANEW
 from espalier.messages.tensor_blobs import TensorSpec
 from espalier.models.plan import LinearPlan
 from espalier.progress import beats
 from espalier.storage.atomic import write_json
 
 CPU = torch.device("cpu")
-WRITTEN_ANEW = (INDEX, "config.json", STRUCTURE_FILE, CODE.name)
-"""Files of the base that are not copied: the export writes its own or needs none."""
-COMPUTE_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""Compute dtype by the dtype of the files, for models whose configuration names no dtype."""
 
 
 def write_quantised(model: OpenedModel, target: Path, double_quantisation: bool = True) -> None:
@@ -102,8 +98,11 @@ def quantised_config(model: OpenedModel, double_quantisation: bool = True) -> di
 def _compute_dtype(model: OpenedModel) -> str:
     """Return the name of the torch dtype of the hidden states and of all weights outside NF4."""
     named = str(model.configured("dtype")).removeprefix("torch.")
-    stored = COMPUTE_DTYPES.get(model.plan.blocks[0].linears[0].dtype, "float32")
-    return named if named in COMPUTE_DTYPES.values() else stored
+    if named in STORED_DTYPES:
+        return named
+    # A configuration that names no dtype: that of the files.
+    stored = model.plan.blocks[0].linears[0].dtype
+    return next((name for name, own in STORED_DTYPES.items() if own == stored), "float32")
 
 
 def _other_linears(model: OpenedModel) -> list[str]:

@@ -13,17 +13,12 @@ from tempfile import TemporaryDirectory
 
 from espalier.errors import InputError
 from espalier.hf.families import family_of, has_own_code
-from espalier.hf.files.checkpoint import INDEX, SINGLE, shard_header
+from espalier.hf.files.checkpoint import INDEX, SINGLE, STORED_DTYPES, shard_header
 from espalier.hf.opening.config_file import CONFIG, explained, read_config
 from espalier.hf.opening.model_files import copy_other_files
-from espalier.hf.opening.opened_model import skeleton_of
+from espalier.hf.opening.opened_model import ANY_LABELS, skeleton_of
 from espalier.hf.structured.configuration import STRUCTURE_FILE
 from espalier.messages.tensor_blobs import TensorSpec
-
-STORED = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-"""safetensors' name of each dtype that a configuration may name."""
-ANY_LABELS = 2
-"""Number of classes of an encoder's head, which is newly initialised for tuning anyway."""
 
 
 @contextmanager
@@ -52,7 +47,7 @@ def described(directory: Path) -> Iterator[Path]:
     with explained(str(path)):
         known = AutoConfig.for_model(**config)
     # Read the dtype first: building the modules changes the configuration's dtype.
-    dtype = STORED.get(str(known.dtype).removeprefix("torch."), "F32")
+    dtype = STORED_DTYPES.get(str(known.dtype).removeprefix("torch."), "F32")
     labels = ANY_LABELS if family.kind == "encoder" else None
     skeleton = skeleton_of(known, family, labels, str(path))
     specs = {

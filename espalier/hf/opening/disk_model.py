@@ -19,11 +19,8 @@ from torch import Tensor, nn
 
 from espalier.hf.files.dtypes import TORCH_DTYPES
 from espalier.hf.nf4.checkpoint import QuantisedCheckpoint
-from espalier.hf.opening.opened_model import OpenedModel, forget_named_code
+from espalier.hf.opening.opened_model import ANY_LABELS, OpenedModel, forget_named_code
 from espalier.hf.structured.configuration import load_config
-
-ANY_LABELS = 2
-"""Number of classes of a skeleton from which only module names are taken."""
 
 Weights = Callable[[str], Tensor]
 """Function from the full name of a parameter to its value on the CPU."""

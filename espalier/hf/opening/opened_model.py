@@ -8,9 +8,8 @@ imported only when a model or a tokenizer is created, or a weight is read.
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from espalier.hf.files.tensor_names import (
     missing_tensor,
     with_base_prefix,
 )
+from espalier.hf.files.unchanged_files import cached_while_unchanged
 from espalier.hf.nf4.checkpoint import CONFIG_KEY, QuantisedCheckpoint, is_doubly_quantised
 from espalier.hf.opening.config_file import CONFIG, explained, read_config
 from espalier.hf.structured.configuration import (
@@ -66,6 +66,8 @@ OTHER_FILE = "transformers_weights"
 """Key of ``config.json`` that names another weight file."""
 WITHOUT_EFFECT = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 """Keys of ``config.json`` that do not change what a model in given dtypes computes."""
+ANY_LABELS = 2
+"""Number of classes of an encoder's skeleton whose head does not matter."""
 
 
 class OpenedModel:
@@ -395,7 +397,7 @@ class OpenedModel:
         if has_own_code(self.config):
             # This registers the classes of a pruned model with transformers.
             self._transformers_config()
-        return load_tokenizer(self.directory, _stamps(self.directory))
+        return load_tokenizer(self.directory)
 
     @property
     def num_tokens(self) -> int:
@@ -527,16 +529,6 @@ class OpenedModel:
         return {name: value.item() for name, value in largest.items()}
 
 
-def _stamps(directory: Path) -> tuple[tuple[str, int, int, int], ...]:
-    """Return values that change when a file of a directory changes."""
-    found = []
-    for entry in os.scandir(directory):
-        # For a dangling link they describe the link itself.
-        stat = entry.stat(follow_symlinks=os.path.exists(entry.path))
-        found.append((entry.name, stat.st_ino, stat.st_size, stat.st_mtime_ns))
-    return tuple(sorted(found))
-
-
 def check_labels(family: Family, num_labels: int | None, where: str) -> None:
     """Refuse an encoder without a number of classes, and a decoder with one.
 
@@ -636,16 +628,10 @@ def open_model(name: str) -> OpenedModel:
     return opened_in(DEMO_MODEL)
 
 
+@cached_while_unchanged(4)
 def opened_in(directory: Path) -> OpenedModel:
     """Open the model of a directory; InputError as for ``OpenedModel``.
 
     Within a process, callers share the same model and its hash as long as the files do not change.
     """
-    # Stamps are part of the key, so a changed directory is opened again.
-    stamps = _stamps(directory) if directory.is_dir() else ()
-    return _opened_in(directory, stamps)
-
-
-@lru_cache(maxsize=4)
-def _opened_in(directory: Path, stamps: object) -> OpenedModel:
     return OpenedModel(directory)

@@ -42,11 +42,12 @@ def export_sliced(model: OpenedModel, target: Path, card: str = "") -> None:
         write_card(unfinished, card)
 
 
-SLICEABLE = ("llama", "mistral", "qwen2", "qwen3", "granite", "smollm3", "phi3")
-"""Families that can be sliced.
+SLICEABLE: dict[str, Any] = {
+    cls.config_class.model_type.removeprefix(SLICED): cls for cls in modeling_sliced.CLASSES
+}
+"""Class of the sliced model by ``model_type`` of a base that can be sliced.
 
-They have an RMS norm before attention and one before the feed-forward part, and code for their
-sliced models exists.
+Such a base has an RMS norm before attention and one before the feed-forward part.
 """
 
 
@@ -79,9 +80,7 @@ def sliced_config(
 
     ``base`` is ``config.json`` of the dense model, and ``plan`` its plan.
     """
-    classes = {cls.config_class.model_type: cls for cls in modeling_sliced.CLASSES}
-    # Class of the family's sliced models.
-    cls = classes[SLICED + base["model_type"]]
+    cls = SLICEABLE[base["model_type"]]
     return dict(base) | {
         "model_type": cls.config_class.model_type,
         "hidden_size": width,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from espalier.hf.export.model import require_finite
-from espalier.hf.files.checkpoint import CHUNK, Checkpoint, StoredTensor
+from espalier.hf.files.checkpoint import CHUNK, Checkpoint, StoredTensor, bits_of
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.sliced.export import is_tied, require_sliceable, sliced_config
 from espalier.methods.pruning.slicegpt import dense_width
@@ -156,8 +156,8 @@ class RotatedCheckpoint(Checkpoint):
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """Yield the bytes of one tensor in pieces of at most 16 MiB."""
-        raw = self.read(name).view(-1).view(torch.uint8)
-        yield from (piece.numpy().tobytes() for piece in raw.split(CHUNK))
+        for piece in bits_of(self.read(name)).split(CHUNK):
+            yield piece.numpy().tobytes()
 
 
 class SlicedModel(OpenedModel):

@@ -152,7 +152,7 @@ class Activations:
 
     def copied(self) -> "Activations":
         """Return a copy of the hidden states that stays unchanged while these proceed."""
-        kept = self.hidden.emptied()
+        kept = hidden_states(self.hidden.folder)
         for batch in self.batches():
             kept.append(batch.clone())
         return Activations(self.input_ids, kept, self._calls)

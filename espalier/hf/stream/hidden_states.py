@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from espalier.errors import InputError
+from espalier.hf.files.checkpoint import bits_of
 
 
 class HiddenStates:
@@ -26,12 +27,11 @@ class HiddenStates:
     All batches but the last have the same number of samples. Assignment copies in place.
     """
 
+    folder: Path | None = None
+    """Folder on whose disk the batches are; None if they are in memory."""
+
     def __init__(self) -> None:
         self._batches: list[Tensor] = []
-
-    def emptied(self) -> "HiddenStates":
-        """Return a new container of the same kind without batches."""
-        return HiddenStates()
 
     def append(self, batch: Tensor) -> None:
         """Add a batch at the end."""
@@ -57,9 +57,6 @@ class OnDisk(HiddenStates):
             self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
         self._shapes: list[torch.Size] = []
         self._like = torch.empty(0)
-
-    def emptied(self) -> "HiddenStates":
-        return OnDisk(self.folder)
 
     def append(self, batch: Tensor) -> None:
         # Dtype and device of all batches.
@@ -113,7 +110,7 @@ class OnDisk(HiddenStates):
 
 def memory_of(tensor: Tensor) -> memoryview:
     """Return the bytes of a CPU tensor as a memory view, without a copy if it is contiguous."""
-    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data
+    return bits_of(tensor.detach()).numpy().data
 
 
 def hidden_states(folder: Path | None) -> HiddenStates:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from espalier.hf.families import Family
-from espalier.hf.files.checkpoint import CHUNK, Checkpoint, StoredTensor
+from espalier.hf.files.checkpoint import CHUNK, Checkpoint, StoredTensor, bits_of
 from espalier.messages.tensor_blobs import DTYPE_BYTES
 from espalier.models.plan import ModelPlan
 from espalier.models.structure import COLUMNS, ROWS, Structure, kept_indices
@@ -110,18 +110,16 @@ class CutCheckpoint(Checkpoint):
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """Yield the bytes of one tensor in pieces of at most 16 MiB; whole rows for a part."""
-        import torch
-
         if name in self.given:
-            raw = self.given[name].contiguous().view(-1).view(torch.uint8)
-            yield from (piece.numpy().tobytes() for piece in raw.split(CHUNK))
+            for piece in bits_of(self.given[name]).split(CHUNK):
+                yield piece.numpy().tobytes()
             return
         part = self.parts[name]
         if part.is_whole:
             yield from self.base.chunks(part.source)
             return
         for _, piece in self._pieces(part):
-            yield piece.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+            yield bits_of(piece).numpy().tobytes()
 
     def _pieces(self, part: Part) -> Iterator[tuple[int, "Tensor"]]:
         """Yield the kept rows in pieces: index of the first row among the kept ones, and rows."""

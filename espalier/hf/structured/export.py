@@ -59,6 +59,8 @@ FORMS = get_args(Form)
 
 CODE = Path(modeling_structured.__file__)
 """Module that is copied into a compact export."""
+WRITTEN_ANEW = (INDEX, "config.json", STRUCTURE_FILE, CODE.name)
+"""Files of the base that are not copied: an export writes its own or needs none."""
 
 
 def possible_forms(model: OpenedModel) -> dict[Form, str]:
@@ -154,8 +156,7 @@ def write_beside(model: OpenedModel, folder: Path, form: Form, config: Mapping[s
     These are configuration, tokenizer and licence, and with ``compact`` the structure and the code,
     if the configuration names it.
     """
-    # Files that describe the base's own structure are replaced.
-    copy_other_files(model.directory, folder, (INDEX, "config.json", STRUCTURE_FILE, CODE.name))
+    copy_other_files(model.directory, folder, WRITTEN_ANEW)
     write_json(folder / "config.json", dict(config))
     if form == "compact":
         assert model.structure is not None

@@ -13,7 +13,7 @@ import sys
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -21,7 +21,8 @@ from typing import Any
 from espalier.environment.bounded_json import MAX_CHARACTERS, read_json
 from espalier.environment.imports import importing
 from espalier.errors import EspalierError, InputError
-from espalier.hf.opening.opened_model import OpenedModel, _stamps
+from espalier.hf.files.unchanged_files import cached_while_unchanged
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.tokenizer import process as tokenizer_process
 from espalier.hf.tokenizer.chat import ChatTokens, Message
 from espalier.hf.tokenizer.process import NUMBERS_PER_TOKEN
@@ -49,7 +50,7 @@ class DownloadedModel(OpenedModel):
     @cached_property
     def tokenizer(self) -> Any:
         """Tokenizer in another process; all models of the same files share it within a process."""
-        return _tokenizer_in_process(self.directory, _stamps(self.directory))
+        return _tokenizer_in_process(self.directory)
 
     @property
     def num_tokens(self) -> int:
@@ -57,6 +58,7 @@ class DownloadedModel(OpenedModel):
         return int(self.tokenizer.facts["num_tokens"])
 
 
+@cached_while_unchanged(2)
 def open_downloaded(directory: Path) -> DownloadedModel:
     """Open a model that a server sent.
 
@@ -67,16 +69,11 @@ def open_downloaded(directory: Path) -> DownloadedModel:
     InputError
         See ``OpenedModel``.
     """
-    return _opened(directory, _stamps(directory))
-
-
-@lru_cache(maxsize=2)
-def _opened(directory: Path, stamps: object) -> DownloadedModel:
     return DownloadedModel(directory)
 
 
-@lru_cache(maxsize=2)
-def _tokenizer_in_process(directory: Path, stamps: object) -> "ProcessTokenizer":
+@cached_while_unchanged(2)
+def _tokenizer_in_process(directory: Path) -> "ProcessTokenizer":
     return ProcessTokenizer(directory)
 
 

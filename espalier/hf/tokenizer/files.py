@@ -4,7 +4,6 @@ transformers reports little about missing or damaged files. If it finds no vocab
 a tokenizer that encodes every text as an empty sequence.
 """
 
-from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +12,12 @@ from espalier.environment.bounded_json import read_json_object
 from espalier.environment.imports import importing
 from espalier.errors import INTERRUPTS, EspalierError, InputError
 from espalier.hf.families import PER_LAYER, SLICED, STRUCTURED
+from espalier.hf.files.unchanged_files import cached_while_unchanged
+from espalier.hf.opening.config_file import CONFIG
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-CONFIG = "config.json"
 SETTINGS_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 OTHER_FILES = (SETTINGS_FILE, "special_tokens_map.json", "added_tokens.json")
@@ -39,14 +39,9 @@ MAX_OF_A_REASON = 200
 COPY = "copy it again from where the model came from"
 
 
-@lru_cache(maxsize=4)
-def load_tokenizer(directory: Path, stamps: object) -> "PreTrainedTokenizerBase":
-    """Return the tokenizer of a directory.
-
-    Parameters
-    ----------
-    directory : model directory
-    stamps : state of its files; part of the cache key, so that changed files are loaded again
+@cached_while_unchanged(4)
+def load_tokenizer(directory: Path) -> "PreTrainedTokenizerBase":
+    """Return the tokenizer of a model directory.
 
     Raises
     ------

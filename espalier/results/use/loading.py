@@ -89,10 +89,7 @@ def load_source_tokenizer(source: Source) -> "PreTrainedTokenizerBase":
     """
     adapter = source.adapter
     has_own = adapter is not None and (adapter / "tokenizer_config.json").is_file()
-    folder = adapter if adapter is not None and has_own else source.directory
-    # The stamps are part of the key of a cache, so changed files are read again.
-    stamps = tuple(sorted((file.name, file.stat().st_mtime_ns) for file in folder.iterdir()))
-    return load_tokenizer(folder, stamps)
+    return load_tokenizer(adapter if adapter is not None and has_own else source.directory)
 
 
 def _labels(adapter: Path) -> int:
