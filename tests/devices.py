@@ -84,11 +84,11 @@ def tests_work_on(device: torch.device) -> Iterator[None]:
 @contextmanager
 def _pretended_parts() -> Iterator[None]:
     """Replace the Triton kernel with torch code and the device's generator with that of the CPU."""
-    from pruning_kernels.votes.device_votes import _count_one_by_one
+    from pruning_kernels.votes.device_votes import count_one_by_one
 
     name = "pruning_kernels.votes.vote_planes_cuda"
     kernel = ModuleType(name)
-    kernel.count_votes = _count_one_by_one  # type: ignore[attr-defined]
+    kernel.count_votes = count_one_by_one  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setitem(sys.modules, name, kernel)
         monkeypatch.setattr(torch.cuda, "get_rng_state", lambda *_: torch.get_rng_state())

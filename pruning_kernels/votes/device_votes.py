@@ -20,7 +20,7 @@ from pruning_kernels.selection.comparison_groups import (
 from pruning_kernels.selection.lowest_on_device import prune_lowest
 from pruning_kernels.votes.bitmask import Words
 from pruning_kernels.votes.bitmask_on_device import pack_on_device
-from pruning_kernels.votes.votes import Sizes, VoteCounter
+from pruning_kernels.votes.votes import Sizes, VoteCounter, count_one_by_one
 
 
 class DeviceVotes(VoteCounter):
@@ -40,7 +40,7 @@ class DeviceVotes(VoteCounter):
         given = torch.from_numpy(np.ascontiguousarray(masks).view(np.int64)).to(self._device)
         stretch = self.planes[:, first : first + masks.shape[1]]
         if stretch.device.type == "cpu":
-            _count_one_by_one(given, stretch)
+            count_one_by_one(given, stretch)
         else:
             from pruning_kernels.votes.vote_planes_cuda import count_votes
 
@@ -100,15 +100,3 @@ class DeviceVotes(VoteCounter):
         keys = missed.to(dtype).bitwise_left_shift_(size_bits)
         keys.bitwise_or_(signed.to(dtype).bitwise_and_((1 << size_bits) - 1))
         return keys, bits + size_bits
-
-
-def _count_one_by_one(masks: Tensor, planes: Tensor) -> None:
-    """Count as the kernel does: add each mask to the lowest plane, and its carry to the next."""
-    planes.zero_()
-    for mask in masks:
-        carry = mask
-        for plane in planes:
-            # Half adder: the sum stays, the carry goes to the next plane.
-            both = plane & carry
-            plane.bitwise_xor_(carry)
-            carry = both

@@ -43,6 +43,16 @@ MAX_PLANES = 16
 """Maximum number of planes for which the kernels' vote counts fit their type."""
 
 
+def count_one_by_one(masks: Any, planes: Any) -> None:
+    """Count votes without compiled code: arrays of NumPy, or tensors on the CPU."""
+    planes[:] = 0
+    for mask in masks:
+        carry = mask
+        for plane in planes:
+            # The right side is evaluated before both assignments.
+            plane[:], carry = plane ^ carry, plane & carry
+
+
 class VoteCounter:
     """Votes for one matrix, as bit planes in CPU memory; inputs and results are NumPy arrays.
 
@@ -93,12 +103,7 @@ class VoteCounter:
                 masks if masks.strides[1] == masks.itemsize else np.ascontiguousarray(masks), planes
             )
         else:
-            planes[:] = 0
-            for mask in masks:
-                carry = mask
-                for plane in planes:
-                    # The right side is evaluated before both assignments.
-                    plane[:], carry = plane ^ carry, plane & carry
+            count_one_by_one(masks, planes)
 
     def take_counts(self, counts: NDArray[np.unsignedinteger]) -> None:
         """Set the votes per weight, (num_weights,), from a sum of votes.

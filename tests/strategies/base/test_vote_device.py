@@ -55,7 +55,7 @@ def test_miscounting_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda shape, voters, _: DeviceVotes(shape, voters, torch.device("cpu")),
     )
     monkeypatch.setattr(
-        "pruning_kernels.votes.device_votes._count_one_by_one", lambda masks, planes: planes.zero_()
+        "pruning_kernels.votes.device_votes.count_one_by_one", lambda masks, planes: planes.zero_()
     )
     with pytest.raises(EspalierError, match="it counts the votes wrongly"):
         require_counting(torch.device("meta"), "cuda")
