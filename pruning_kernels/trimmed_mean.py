@@ -48,15 +48,15 @@ def trimmed_mean(values: Sequence[Tensor], weights: Sequence[float], trim: int) 
         raise ValueError(f"{trim} of {clients} values cannot be left out at each end")
     if not all(weight > 0 for weight in weights):
         raise ValueError("a weight of a trimmed mean has to be above 0")
-    own = torch.tensor(weights, dtype=torch.float64)
+    client_weights = torch.tensor(weights, dtype=torch.float64)
     flat = [tensor.flatten() for tensor in values]
     # A chunk has all clients' values of some coordinates.
     at_once = max(1, NUMBERS_AT_ONCE // clients)
-    found = [
-        _of_columns(torch.stack(columns), own, trim)
+    means = [
+        _of_columns(torch.stack(columns), client_weights, trim)
         for columns in zip(*(tensor.split(at_once) for tensor in flat), strict=True)
     ]
-    return torch.cat(found).view(values[0].shape)
+    return torch.cat(means).view(values[0].shape)
 
 
 def _of_columns(columns: Tensor, weights: Tensor, trim: int) -> Tensor:

@@ -132,20 +132,20 @@ def limited_by_median(
     distances = scaled.square().mean(dim=1).sqrt().tolist()
     factors = clip_factors(dict(enumerate(distances)), max_ratio)
     # 3. Apply both limits; numbers within them keep their bits.
-    found = []
+    moments = []
     excesses = []
     for place, part in enumerate(parts):
         beyond = variances[place] != limited[place]
         factor = factors[place]
         mean = part.mean if factor == 1 else centre + factor * (part.mean - centre)
         squares = torch.where(beyond, limited[place] * part.count, part.squares)
-        found.append(Moments(part.count, mean, squares))
+        moments.append(Moments(part.count, mean, squares))
         # Ratio of the larger to the smaller, so that too small a variance counts as an excess too.
         high = torch.maximum(variances[place], limited[place])
         low = torch.minimum(variances[place], limited[place]).clamp(min=1e-300)
         excess = float((high / low)[beyond].max()) if bool(beyond.any()) else 1.0
         excesses.append(max(1 / max(factor, 1e-15), excess))
-    return found, excesses
+    return moments, excesses
 
 
 def channel_scores(moments: Moments, weight: Tensor) -> Tensor:

@@ -86,20 +86,20 @@ def within_budget(logits: Tensor, costs: Tensor, pools: Tensor, target: int) -> 
     """
     # As Python numbers: the greedy choice is sequential and would synchronise with a device.
     order = torch.sort(logits.detach().cpu(), descending=True, stable=True).indices.tolist()
-    own = costs.tolist()
-    pool = pools.tolist()
-    chosen = [False] * len(own)
+    cost = costs.tolist()
+    pool_of = pools.tolist()
+    chosen = [False] * len(cost)
     seen = set[int]()
     # 1. The best gate of every pool, even if the budget is exceeded.
     left = target
     for gate in order:
-        if pool[gate] not in seen:
-            seen.add(pool[gate])
+        if pool_of[gate] not in seen:
+            seen.add(pool_of[gate])
             chosen[gate] = True
-            left -= own[gate]
+            left -= cost[gate]
     # 2. The others, best first; a cheaper gate may still fit after an expensive one did not.
     for gate in order:
-        if not chosen[gate] and own[gate] <= left:
+        if not chosen[gate] and cost[gate] <= left:
             chosen[gate] = True
-            left -= own[gate]
+            left -= cost[gate]
     return torch.tensor(chosen)

@@ -55,9 +55,9 @@ def lowest_groups(
     candidates = (~cut & ~stays).nonzero().squeeze(1)
     order = candidates[torch.sort(scores[candidates], stable=True).indices]
     spent = int(costs[cut].sum())
-    own = costs[order]
+    ordered_costs = costs[order]
     # A group is cut if the groups before it do not reach the target: the last one may exceed it.
-    before = spent + torch.cumsum(own, 0) - own
+    before = spent + torch.cumsum(ordered_costs, 0) - ordered_costs
     cut[order[before < target]] = True
     if (reached := int(costs[cut].sum())) < target:
         raise _too_few(target, reached)
@@ -110,8 +110,8 @@ def searched(scores: Tensor, costs: Tensor, pools: Tensor, kinds: Tensor, target
     spent = []
     lost = []
     for kind in (0, 1):
-        own = (free & (kinds == kind)).nonzero().squeeze(1)
-        order = own[torch.sort(scores[own], stable=True).indices]
+        of_kind = (free & (kinds == kind)).nonzero().squeeze(1)
+        order = of_kind[torch.sort(scores[of_kind], stable=True).indices]
         orders.append(order)
         # Entry n is the sum over the n lowest groups of this kind, n from 0.
         spent.append(torch.cat([costs.new_zeros(1), costs[order].cumsum(0)]))

@@ -37,8 +37,8 @@ def fisher_factor(gradients: Tensor, rows: int) -> Tensor:
         _, strengths, directions = torch.linalg.svd(exact, full_matrices=False)
         exact = strengths[:rows, None] * directions[:rows]
     # R^T R equals the product of the matrix with itself, whatever the number of samples.
-    found = torch.linalg.qr(exact, mode="r").R
-    return torch.cat([found, found.new_zeros(rows - len(found), groups)])
+    triangle = torch.linalg.qr(exact, mode="r").R
+    return torch.cat([triangle, triangle.new_zeros(rows - len(triangle), groups)])
 
 
 def unpacked_factor(flat: Tensor, rows: int, groups: int) -> Tensor:
@@ -69,15 +69,15 @@ def rearranged(factor: Tensor, cut: Tensor) -> Tensor:
     if not now.any() or now.all():
         return now
     # Diagonal of I, the information of each single mask.
-    own = exact.square().sum(dim=0)
+    diagonal = exact.square().sum(dim=0)
     staying = (~now).nonzero().squeeze(1)
     # F c, so that c^T I c is its squared norm.
     total = exact[:, now].sum(dim=1)
-    for group in staying[torch.sort(own[staying], stable=True).indices].tolist():
+    for group in staying[torch.sort(diagonal[staying], stable=True).indices].tolist():
         now[group] = True
         total = total + exact[:, group]
         # Decrease of the sum for the return of each group.
-        saved = (2 * (total @ exact) - own).masked_fill(~now, -torch.inf)
+        saved = (2 * (total @ exact) - diagonal).masked_fill(~now, -torch.inf)
         back = int(saved.argmax())
         # Ties go to ``group``; then this step changes nothing.
         back = back if saved[back] > saved[group] else group
@@ -105,8 +105,10 @@ def joint_outputs(moments: Tensor, weight: Tensor, size: int) -> Tensor:
     pieces = []
     for start in range(0, weight.shape[1], step := GROUPS_AT_ONCE * size):
         # (rows, features of some groups)
-        own = weight[:, start : start + step].to(torch.float64)
-        for_all = [own.T @ columns.to(torch.float64) for columns in weight.split(step, dim=1)]
+        columns_here = weight[:, start : start + step].to(torch.float64)
+        for_all = [
+            columns_here.T @ columns.to(torch.float64) for columns in weight.split(step, dim=1)
+        ]
         # Joint moment of inputs i and j times the inner product of their columns.
         products = torch.cat(for_all, dim=1).mul_(moments[start : start + step])
         # (groups here, size, groups, size): sum over the features of both groups.

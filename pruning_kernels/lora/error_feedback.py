@@ -54,9 +54,9 @@ def encode_with_feedback(
         A sum is NaN or infinite, or has no finite code.
     """
     # In float32, also for bfloat16 values: a residual is often smaller than their last place.
-    wanted = values.detach().to(torch.float32) + residual
-    code = codec.encode(wanted)
-    return code, wanted - codec.decode(code, wanted.shape)
+    corrected = values.detach().to(torch.float32) + residual
+    code = codec.encode(corrected)
+    return code, corrected - codec.decode(code, corrected.shape)
 
 
 def _to_bfloat16(values: Tensor) -> Tensor:

@@ -93,5 +93,5 @@ def with_update(first: Factors, second: Factors, rank: int) -> Factors:
     if len(a) == 0:
         b = b.new_zeros(len(b), 1)
         a = a.new_zeros(1, a.shape[1])
-    found = refactorise(b, a, rank, 1.0)
-    return Factors(found.b, found.a, first.scaling)
+    factors = refactorise(b, a, rank, 1.0)
+    return Factors(factors.b, factors.a, first.scaling)

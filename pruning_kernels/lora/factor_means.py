@@ -129,11 +129,11 @@ def coverage_mean(
         covered = covered | last.keep
     # 4. Refactorise the covered rows only: absent ones would use up singular values.
     scaled = torch.cat(blocks, dim=1)[covered]
-    whole = [as_float64(f.a if side == "rows" else f.b.T) for f in factors]
+    uncut_side = [as_float64(f.a if side == "rows" else f.b.T) for f in factors]
     if side == "rows":
-        mean = refactorise(scaled, torch.cat(whole), rank, scaling)
+        mean = refactorise(scaled, torch.cat(uncut_side), rank, scaling)
         return Factors(_spread(mean.b, covered), mean.a, scaling)
-    mean = refactorise(torch.cat(whole).T, scaled.T, rank, scaling)
+    mean = refactorise(torch.cat(uncut_side).T, scaled.T, rank, scaling)
     return Factors(mean.b, _spread(mean.a.T, covered).T.contiguous(), scaling)
 
 

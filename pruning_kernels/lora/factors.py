@@ -71,8 +71,8 @@ def singular_values(factors: Factors) -> Tensor:
     # With B = Q_b R_b and A^T = Q_a R_a, the values are those of the small matrix R_b R_a^T.
     b = torch.linalg.qr(as_float64(factors.b), "r").R
     a = torch.linalg.qr(as_float64(factors.a).T, "r").R
-    found = torch.linalg.svdvals(b @ a.T) * factors.scaling
-    return as_float32(torch.cat([found, found.new_zeros(factors.rank - len(found))]))
+    singular = torch.linalg.svdvals(b @ a.T) * factors.scaling
+    return as_float32(torch.cat([singular, singular.new_zeros(factors.rank - len(singular))]))
 
 
 def refactorise(left: Tensor, right: Tensor, rank: int, scaling: float) -> Factors:

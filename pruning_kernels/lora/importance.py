@@ -135,9 +135,9 @@ def combined(matrices: Sequence[Tensor], normalise: bool = True) -> Tensor:
         (groups,), float64; a matrix whose values are all 0 adds nothing
     """
     total = torch.zeros_like(matrices[0], dtype=torch.float64)
-    for own in matrices:
+    for importance in matrices:
         # In float64, because importances are squares of small gradients.
-        values = own.to(torch.float64)
+        values = importance.to(torch.float64)
         if normalise and bool((largest := values.abs().amax()) > 0):
             # Squares of the values could exceed float64.
             values = values / largest

@@ -94,14 +94,14 @@ def decode(nf4: Nf4, shape: Sequence[int]) -> Tensor:
     """
     # The codes may come from another party: everything is checked before the lookup.
     size = math.prod(shape)
-    for name, found, dtype, length in (
+    for name, tensor, dtype, length in (
         ("codes", nf4.packed, torch.uint8, -(-size // 2)),
         ("magnitudes", nf4.absmax, torch.float32, -(-size // BLOCK)),
     ):
-        if found.dtype != dtype or tuple(found.shape) != (length,):
+        if tensor.dtype != dtype or tuple(tensor.shape) != (length,):
             raise ValueError(
                 f"the {name} of {size} values in NF4 are {length} of {dtype}, got"
-                f" {tuple(found.shape)} of {found.dtype}"
+                f" {tuple(tensor.shape)} of {tensor.dtype}"
             )
     if not bool(((nf4.absmax >= 0) & torch.isfinite(nf4.absmax)).all()):
         raise ValueError(

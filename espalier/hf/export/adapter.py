@@ -132,8 +132,8 @@ def check_adapter(stream: BlockStream, edits: Edits, target: Path, samples: Tens
         ) from error
     # Matrix by matrix first: an update may be too small to show in logits.
     _check_updates(tuned.get_base_model(), stream.model, edits, target)
-    found = whole_logits(tuned, samples.to(computing.device))
-    require_close(found, logits_of(stream, samples, unrounded(edits)), computing.dtype, target)
+    logits = whole_logits(tuned, samples.to(computing.device))
+    require_close(logits, logits_of(stream, samples, unrounded(edits)), computing.dtype, target)
 
 
 def unrounded(edits: Edits) -> Edits:
@@ -163,11 +163,11 @@ def check_encoder_adapter(
     target : directory of the adapter
     """
     device = computing.device
-    meant = edited_encoder(model, edits, head, device)
+    intended = edited_encoder(model, edits, head, device)
     base = reloaded(model.directory, torch.float32, device, num_classes(head))
     tokens = a_few_tokens(model).to(device)
-    found = in_peft(base, target)(input_ids=tokens).logits
-    require_close([found], [meant(input_ids=tokens).logits], torch.float32, target)
+    logits = in_peft(base, target)(input_ids=tokens).logits
+    require_close([logits], [intended(input_ids=tokens).logits], torch.float32, target)
 
 
 def num_classes(head: Mapping[str, Tensor]) -> int:
@@ -239,25 +239,25 @@ def _check_updates(tuned: Any, model: OpenedModel, edits: Edits, target: Path) -
         block_edits = edits(block.index)
         for linear in block.linears:
             module = tuned.get_submodule(model.family.module_path(block.index, linear.name))
-            found = (
+            update = (
                 module.get_delta_weight(NAME).to("cpu", torch.float32)
                 if hasattr(module, "get_delta_weight")
                 else None
             )
             edit = block_edits.get(linear.name)
             name = f"{linear.name} of block {block.index}"
-            if (found is None) != (edit is None):
+            if (update is None) != (edit is None):
                 raise ExportError(
                     f"{target}: {name} is adapted in only one of file and result; the export is"
                     " not usable"
                 )
-            if found is None or edit is None:
+            if update is None or edit is None:
                 continue
             # The edit adds the update, so with zeros it is the update.
             expected = edit(torch.zeros(linear.shape))
             limit = UPDATE_TOLERANCE * expected.abs().max().item()
             # "not <=" refuses NaN too.
-            if not (found - expected).abs().max().item() <= limit:
+            if not (update - expected).abs().max().item() <= limit:
                 raise ExportError(
                     f"{target}: the update of {name} is not the one that was trained; the export is"
                     " not usable"

@@ -25,9 +25,9 @@ def add_chat_template(task: TaskSettings, model: OpenedModel, folder: Path) -> N
     """
     if task.name != CHAT:
         return
-    wanted = {TEMPLATE_FILE, OLD_FILE, *TOKENIZER_FILES, *TOKENIZER_SETTINGS} - {"config.json"}
+    names = {TEMPLATE_FILE, OLD_FILE, *TOKENIZER_FILES, *TOKENIZER_SETTINGS} - {"config.json"}
     for file in beside(model.directory):
-        if file.name in wanted and not (folder / file.name).exists():
+        if file.name in names and not (folder / file.name).exists():
             # Files that the result has already stay.
             shutil.copyfile(file, folder / file.name)
     if template := CHAT_TEMPLATES.get(task.chat_template):

@@ -110,15 +110,15 @@ def check_encoder(
     """
     cpu = torch.device("cpu")
     tokens = a_few_tokens(model)
-    found = reloaded(target, torch.float32, cpu)(input_ids=tokens).logits
+    logits = reloaded(target, torch.float32, cpu)(input_ids=tokens).logits
     expected = edited_encoder(model, edits, head, cpu)(input_ids=tokens).logits
-    if found.shape != expected.shape:
+    if logits.shape != expected.shape:
         raise ExportError(
             f"{target}: the reloaded model has another number of classes; the export is not usable"
         )
     stored = {linear.dtype for linear in model.plan.linears}
     require_close(
-        [found], [expected], torch.float32 if stored == {"F32"} else torch.bfloat16, target
+        [logits], [expected], torch.float32 if stored == {"F32"} else torch.bfloat16, target
     )
     weight = encoder_weights(model, edits, head)
     require_written(target, ((name, weight(name)) for name in Checkpoint(target).tensors))

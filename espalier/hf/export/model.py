@@ -143,9 +143,9 @@ def weight_reader(model: OpenedModel, edits: Edits) -> Callable[[str], Tensor]:
     of_block = lru_cache(maxsize=1)(edits)
 
     def read(name: str) -> Tensor:
-        own = model.checkpoint
+        checkpoint = model.checkpoint
         # The files of a mixture of experts have other names than its parameters.
-        value = (own if name in own.tensors else own.as_written).read(name)
+        value = (checkpoint if name in checkpoint.tensors else checkpoint.as_written).read(name)
         index, linear = owner.get(name, (0, ""))
         # A tensor without an edit is copied bit by bit.
         if linear and (edit := of_block(index).get(linear)):
@@ -211,10 +211,10 @@ def reloaded(
     tensor is missing, other than those of an encoder's new classification head.
     """
     model = OpenedModel(directory)
-    whole, found = load_plain(model, dtype, device, num_labels)
+    whole, loading = load_plain(model, dtype, device, num_labels)
     # A new head is in no file.
     new = () if num_labels is None else tuple(model.family.head_linears.values())
-    missing = (name for name in found["missing_keys"] if name.rpartition(".")[0] not in new)
+    missing = (name for name in loading["missing_keys"] if name.rpartition(".")[0] not in new)
     if first := min(missing, default=""):
         raise ExportError(
             f"{directory}: transformers finds no tensor {first} in it; the model is not usable"

@@ -46,17 +46,20 @@ def read_adapter(folder: Path, model: OpenedModel) -> Adapted:
     for name, value in _tensors(path).items():
         index, linear, side = _place(name, model, path)
         sides.setdefault((index, linear), {})[side] = value
-    found: Adapted = {}
-    for (index, linear), own in sides.items():
+    adapted: Adapted = {}
+    for (index, linear), factors in sides.items():
         rows, columns = model.plan.blocks[index].linear(linear).shape
         # Both sides of a matrix, of one rank, and of the shape of the base's matrix.
-        if own.keys() != {"A", "B"} or (len(own["B"]), own["A"].shape[1]) != (rows, columns):
+        if factors.keys() != {"A", "B"} or (len(factors["B"]), factors["A"].shape[1]) != (
+            rows,
+            columns,
+        ):
             raise InputError(
                 f"{path}: {linear} of block {index} does not fit the base model in"
                 f" {model.directory}; name the base that the adapter was trained on"
             )
-        found.setdefault(index, {})[linear] = Factors(own["B"], own["A"], scaling)
-    return found
+        adapted.setdefault(index, {})[linear] = Factors(factors["B"], factors["A"], scaling)
+    return adapted
 
 
 def _scaling(path: Path) -> float:

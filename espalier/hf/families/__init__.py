@@ -45,25 +45,25 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
         raise InputError(f"{where}: quantization_config is set; name the model before quantisation")
     model_type = config.get("model_type")
     # A pruned model has the family of its base.
-    known_as = (
+    base_type = (
         model_type.removeprefix(STRUCTURED).removeprefix(SLICED)
         if isinstance(model_type, str)
         else None
     )
-    family = next((one for one in FAMILIES if known_as in one.model_types), None)
+    family = next((one for one in FAMILIES if base_type in one.model_types), None)
     if family is not None and family.experts:
         return family
     # Experts under other names would be taken for a dense model.
     for key in EXPERT_KEYS:
         if config.get(key):
-            known = " and ".join(one.name for one in FAMILIES if one.experts)
+            supported = " and ".join(one.name for one in FAMILIES if one.experts)
             raise InputError(
                 f"{where}: {key} = {config[key]!r}; mixture-of-experts models are supported only as"
-                f" {known}, and only for tuning attention; name one of these, or a dense model"
+                f" {supported}, and only for tuning attention; name one of these, or a dense model"
             )
     if family is not None:
         return family
-    known = ", ".join(name for one in FAMILIES for name in one.model_types)
+    supported = ", ".join(name for one in FAMILIES for name in one.model_types)
     raise InputError(
-        f"{where}: model_type = {model_type!r} is not supported; supported are {known}"
+        f"{where}: model_type = {model_type!r} is not supported; supported are {supported}"
     )

@@ -140,9 +140,9 @@ def _shards(directory: Path) -> list[Path]:
             " add that adapter to the model; move the adapter to its own directory, or merge it"
             " into the model"
         )
-    if found := sorted(directory.glob("shard-*-model-*-of-*.safetensors")):
+    if distributed := sorted(directory.glob("shard-*-model-*-of-*.safetensors")):
         raise InputError(
-            f"{found[0]}: is a shard of distributed training, which transformers would load"
+            f"{distributed[0]}: is a shard of distributed training, which transformers would load"
             f" instead of {SINGLE}; move these shards away, or {WRITE_ANEW}"
         )
     # The order of transformers: a single file has precedence over an index.

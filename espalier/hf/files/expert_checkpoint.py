@@ -44,19 +44,19 @@ class ExpertCheckpoint(Checkpoint):
                 self._parts[full] = [name]
             else:
                 stacks.setdefault(full, {})[place] = name
-        for name, found in stacks.items():
-            self._stack(name, found)
+        for name, parts in stacks.items():
+            self._stack(name, parts)
 
     @property
     def as_written(self) -> Checkpoint:
         """Tensors as they are stored, because other libraries expect experts one by one."""
         return self.files
 
-    def _stack(self, name: str, found: dict[Place, str]) -> None:
-        """Add a stacked tensor that is made of the files' tensors ``found``."""
+    def _stack(self, name: str, places: dict[Place, str]) -> None:
+        """Add a stacked tensor that is made of the files' tensors at these places."""
         # Numbers of experts and matrices count from 0 without gaps.
-        number, position = max(found)
-        parts = [found[place] for place in sorted(found)]
+        number, position = max(places)
+        parts = [places[place] for place in sorted(places)]
         first = self.files.tensors[parts[0]]
         specs = {(self.files.tensors[part].dtype, self.files.tensors[part].shape) for part in parts}
         if len(parts) != (number + 1) * (position + 1) or len(specs) > 1:

@@ -36,7 +36,7 @@ def with_base_prefix(
         for path in (family.blocks, family.embeddings, family.final_norm)
         if "." in path
     }
-    found: dict[str, StoredTensor] = {}
+    renamed: dict[str, StoredTensor] = {}
     for name, tensor in tensors.items():
         full = f"{prefix}.{name}" if name.partition(".")[0] in parts else name
         if full != name and full in tensors:
@@ -44,8 +44,8 @@ def with_base_prefix(
                 f"{directory}: its files contain both {name} and {full}, which are the same"
                 " tensor; remove one of them"
             )
-        found[full] = tensor
-    return found
+        renamed[full] = tensor
+    return renamed
 
 
 def has_other_head(family: Family, files: Checkpoint) -> bool:

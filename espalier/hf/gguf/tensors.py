@@ -46,10 +46,10 @@ def place_of(architecture: Architecture, names: Any, parameter: str) -> Place:
             f"{architecture.model.directory}: llama.cpp's architecture {architecture.name!r} has"
             f" no tensor for {parameter}; load the model with transformers"
         )
-    found = architecture.model.family.block_of(parameter)
-    if found is None or not architecture.rotates_neighbours:
+    of_block = architecture.model.family.block_of(parameter)
+    if of_block is None or not architecture.rotates_neighbours:
         return Place(name)
-    _, index, path = found
+    _, index, path = of_block
     module = path.rpartition(".")[0]
     linears = architecture.model.family.linears
     rotated = {linears[linear]: linear for linear in ("attn.q", "attn.k")}
@@ -85,12 +85,12 @@ def in_format(value: "Tensor", name: str, dtype: str) -> NDArray[Any]:
         return np.ascontiguousarray(values)
     if dtype == "float16":
         with np.errstate(over="ignore"):
-            found = values.astype(np.float16)
-        if not np.isfinite(found).all():
+            rounded = values.astype(np.float16)
+        if not np.isfinite(rounded).all():
             raise InputError(
                 f"--dtype float16: {name} has values beyond 65504; choose bfloat16 or float32"
             )
-        return found
+        return rounded
     return quantize(np.ascontiguousarray(values), GGMLQuantizationType.BF16)
 
 

@@ -130,10 +130,12 @@ def flap_cuts(
     cut = lowest(groups, in_sequence(groups, scores), job, groups.reachable(job))
     for block in model.plan.blocks:
         # Requested again, so that the moments of one block are in memory at a time.
-        found = moments(block.index) if job.bias_compensation else {}
+        of_block = moments(block.index) if job.bias_compensation else {}
         biases = {
-            name: _bias(model, block, name, cut[groups.at(block.index, COLUMNS[name])], found[name])
-            for name in found
+            name: _bias(
+                model, block, name, cut[groups.at(block.index, COLUMNS[name])], of_block[name]
+            )
+            for name in of_block
         }
         yield pack_cut(groups, cut, block.index, biases)
 
@@ -147,13 +149,15 @@ def _block_scores(
     """
     scores = {}
     for name in ADDED_BIASES:
-        found = channel_scores(moments[name], model.checkpoint.read(block.linear(name).parameter))
+        channels = channel_scores(
+            moments[name], model.checkpoint.read(block.linear(name).parameter)
+        )
         # As in the published code; the paper does not mention it.
         if name == "attn.o":
-            found = found.square()
+            channels = channels.square()
         size = group_size(model.plan, name, COLUMNS[name])
         # The score of a group is the mean over its channels.
-        scores[COLUMNS[name]] = standardised(found).view(-1, size).mean(dim=1)
+        scores[COLUMNS[name]] = standardised(channels).view(-1, size).mean(dim=1)
     return scores
 
 
@@ -171,7 +175,7 @@ def _bias(
     weight = model.checkpoint.read(linear.parameter)[:, columns]
     mean = moments.mean[columns]
     products = [(rows.to(torch.float64) * mean).sum(dim=1) for rows in weight.split(ROWS_AT_ONCE)]
-    own: Tensor | float = 0.0
+    bias: Tensor | float = 0.0
     if linear.bias:
-        own = model.checkpoint.read(linear.bias_parameter).to(torch.float64)
-    return (own + torch.cat(products)).to(torch.float32).numpy()
+        bias = model.checkpoint.read(linear.bias_parameter).to(torch.float64)
+    return (bias + torch.cat(products)).to(torch.float32).numpy()

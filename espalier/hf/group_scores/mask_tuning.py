@@ -86,8 +86,8 @@ def normal_equations(
                 size = group_size(plan, READERS[kind], kind)
                 assert moments is not None
                 joint = joint_outputs(moments, linears[READERS[kind]].weight, size).cpu()
-                own = joint[staying[kind]] / (of_samples * samples.shape[1])
-                yield own[:, staying[kind]], own.sum(dim=1)
+                rows = joint[staying[kind]] / (of_samples * samples.shape[1])
+                yield rows[:, staying[kind]], rows.sum(dim=1)
 
 
 RESCALE_DAMPING = 0.01
@@ -100,9 +100,9 @@ def scales_or_none(equations: Equations) -> Tensor | None:
     Returns None if the equations have no solution, or if a scale exceeds the limit of the paper
     (section 4.3).
     """
-    found = best_scales(*equations, RESCALE_DAMPING)
+    scales = best_scales(*equations, RESCALE_DAMPING)
     # The comparison is False for NaN, which means that there is no solution.
-    return found if bool((found.abs() <= MAX_SCALE).all()) else None
+    return scales if bool((scales.abs() <= MAX_SCALE).all()) else None
 
 
 def scaled_cuts(
@@ -124,9 +124,9 @@ def scaled_cuts(
             stays = ~cut[groups.at(index, kind)]
             # 1 for kept groups, 0 for removed ones.
             scales[kind] = stays.astype(np.float32)
-            found = scales_of(index, kind) if (index, kind) in places else None
-            if found is not None:
-                scales[kind][stays] = found.to(torch.float32).numpy()
+            kept_scales = scales_of(index, kind) if (index, kind) in places else None
+            if kept_scales is not None:
+                scales[kind][stays] = kept_scales.to(torch.float32).numpy()
         yield pack_cut(groups, cut, index, scales=scales), scales
 
 
@@ -144,7 +144,8 @@ def tuned_by_one(
     if not job.rescaled:
         return [pack_cut(groups, cut, block.index) for block in model.plan.blocks]
     # The equations arrive in the order in which ``scaled_cuts`` requests scales.
-    found = normal_equations(BlockStream(model, computing), samples, cut, job, of_samples)
+    equations = normal_equations(BlockStream(model, computing), samples, cut, job, of_samples)
     return [
-        blob for blob, _ in scaled_cuts(groups, cut, lambda *_: scales_or_none(next(found)), job)
+        blob
+        for blob, _ in scaled_cuts(groups, cut, lambda *_: scales_or_none(next(equations)), job)
     ]

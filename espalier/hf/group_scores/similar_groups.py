@@ -44,7 +44,7 @@ def angular_distances(
     """
     activations = stream.start(samples)
     outputs = deque[Tensor]()
-    found = list[float]()
+    distances = list[float]()
     for index in beats(range(emulator.stop), "comparing block"):
         with stream.block(index, following=index + 1) as block:
             activations.through(index, block)
@@ -55,8 +55,8 @@ def angular_distances(
                 cosines = torch.cosine_similarity(
                     outputs.popleft().double(), latest.double(), dim=1
                 )
-                found.append(float((cosines.clamp(-1, 1).arccos() / math.pi).mean()))
-    return found
+                distances.append(float((cosines.clamp(-1, 1).arccos() / math.pi).mean()))
+    return distances
 
 
 def similar_groups(distances: Sequence[float], apart: int, number: int, first: int) -> list[int]:
@@ -82,14 +82,14 @@ def evenly_dropped(emulator: range, number: int, rounding: Literal["nearest", "d
     """
     stay = len(emulator) - number
     last = len(emulator) - 1
-    kept = set(range(stay))
+    staying = set(range(stay))
     if stay > 1 and rounding == "down":
         # The order of operations is that of FedBiOT's code: rounding decides whether 15 becomes 14.
         stride = last / (stay - 1)
-        kept = {int(place * stride) for place in range(stay)}
+        staying = {int(place * stride) for place in range(stay)}
     elif stay > 1:
-        kept = {round(place * last / (stay - 1)) for place in range(stay)}
-    return [index for place, index in enumerate(emulator) if place not in kept]
+        staying = {round(place * last / (stay - 1)) for place in range(stay)}
+    return [index for place, index in enumerate(emulator) if place not in staying]
 
 
 def index_map(starts: Sequence[int], dropped: Sequence[int]) -> list[Group]:

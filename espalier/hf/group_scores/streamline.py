@@ -43,7 +43,7 @@ def stretch_cosines(stream: BlockStream, samples: Tensor, span: int, *, after_no
         instead of before it
     """
     activations = stream.start(samples)
-    found = list[float]()
+    means = list[float]()
     # Hidden states before each stretch that has begun.
     before = deque([activations.copied()])
     for block_plan in beats(stream.model.plan.blocks, "comparing block"):
@@ -61,10 +61,10 @@ def stretch_cosines(stream: BlockStream, samples: Tensor, span: int, *, after_no
                     for one, other in pairs
                 ]
                 total = sum(float(own.double().sum()) for own in cosines)
-                found.append(total / samples.numel())
+                means.append(total / samples.numel())
         if index + 1 + span <= len(stream.model.plan.blocks):
             before.append(activations.copied())
-    return torch.tensor(found, dtype=torch.float64)
+    return torch.tensor(means, dtype=torch.float64)
 
 
 def likest(cosines: Tensor) -> int:
@@ -101,12 +101,12 @@ def open_streamlined(
     structure = Structure.whole(model.plan).with_blocks(
         stays(len(model.plan.blocks), start, span, layer is not None)
     )
-    given: dict[str, Tensor] = {}
+    replaced: dict[str, Tensor] = {}
     for name, value in (layer or {}).items():
         path = model.family.parameter_path(name, start)
         assert path is not None
-        given[path] = value.to(TORCH_DTYPES[model.checkpoint.tensors[path].dtype])
-    return OpenedModel(model.directory, structure, given)
+        replaced[path] = value.to(TORCH_DTYPES[model.checkpoint.tensors[path].dtype])
+    return OpenedModel(model.directory, structure, replaced)
 
 
 def require_streamlined(model: OpenedModel, span: int, replaced: bool) -> Iterator[OpenedModel]:
@@ -124,9 +124,9 @@ def require_streamlined(model: OpenedModel, span: int, replaced: bool) -> Iterat
             f"pruning.ratio: {span} of {count(len(model.plan.blocks), 'block')} would be removed, one of"
             " them for the layer that is trained; lower it, or set replacement to 'none'"
         )
-    whole = Structure.whole(model.plan)
+    uncut = Structure.whole(model.plan)
     number = len(model.plan.blocks)
     # If all blocks have the same shape, one model stands for all.
-    alike = len(set(whole.base)) == 1
+    alike = len(set(uncut.base)) == 1
     for start in range(1 if alike else number - span + 1):
-        yield OpenedModel(model.directory, whole.with_blocks(stays(number, start, span, replaced)))
+        yield OpenedModel(model.directory, uncut.with_blocks(stays(number, start, span, replaced)))

@@ -75,7 +75,7 @@ def taylor_scores(
         are kept; None for the number of samples
     """
     whole = load_whole(model, computing, "float32")
-    found = _Scores(model, whole, job, of_samples)
+    scores = _Scores(model, whole, job, of_samples)
     squared = job.element == "squared"
     for batch in beats(
         # The Fisher information needs the gradient of each single sample.
@@ -88,10 +88,10 @@ def taylor_scores(
         (loss if squared else loss * (len(batch) / of_samples)).backward()
         # Magnitudes are taken of the gradient of all samples; other scores are sums over steps.
         if job.element != "absolute":
-            found.collect()
+            scores.collect()
     if job.element == "absolute":
-        found.collect()
-    return found.with_factors(max_rows or len(samples))
+        scores.collect()
+    return scores.with_factors(max_rows or len(samples))
 
 
 class _Scores:
@@ -226,6 +226,6 @@ def taylor_cut(
     cut = lowest(groups, worth, job, groups.reachable(job))
     for index, kind in product(groups.blocks, job.rearranged):
         factor = scores[index][fisher_name(kind)] if fisher_of is None else fisher_of(index, kind)
-        own = cut[groups.at(index, kind)]
-        own[:] = rearranged(factor, torch.from_numpy(own)).numpy()
+        of_kind = cut[groups.at(index, kind)]
+        of_kind[:] = rearranged(factor, torch.from_numpy(of_kind)).numpy()
     return cut

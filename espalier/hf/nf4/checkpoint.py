@@ -75,9 +75,9 @@ def is_doubly_quantised(document: Any, where: str) -> bool:
     InputError
         The model is not quantised to NF4 by bitsandbytes. The message names the key that differs.
     """
-    known = document if isinstance(document, Mapping) else {}
+    config = document if isinstance(document, Mapping) else {}
     # Files may leave out keys with the default value, for which None stands.
-    wanted: dict[str, tuple[Any, ...]] = {
+    allowed: dict[str, tuple[Any, ...]] = {
         "quant_method": ("bitsandbytes",),
         "load_in_8bit": (False, None),
         "load_in_4bit": (True,),
@@ -85,14 +85,14 @@ def is_doubly_quantised(document: Any, where: str) -> bool:
         "bnb_4bit_quant_storage": ("uint8", None),
         "bnb_4bit_use_double_quant": (True, False, None),
     }
-    for key, values in wanted.items():
-        if known.get(key) not in values:
+    for key, values in allowed.items():
+        if config.get(key) not in values:
             raise InputError(
-                f"{where}: {CONFIG_KEY} is set, with {key} = {known.get(key)!r}; name the model"
+                f"{where}: {CONFIG_KEY} is set, with {key} = {config.get(key)!r}; name the model"
                 " before quantisation, or a model in NF4 of bitsandbytes (load_in_4bit,"
                 " bnb_4bit_quant_type = 'nf4')"
             )
-    return bool(known.get("bnb_4bit_use_double_quant"))
+    return bool(config.get("bnb_4bit_use_double_quant"))
 
 
 def stored_parts(shape: tuple[int, int], double_quantisation: bool) -> dict[str, TensorSpec]:
@@ -178,9 +178,9 @@ class QuantisedCheckpoint(Checkpoint):
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._wrong(key, f"was not written by bitsandbytes: {error}") from None
         parts = stored_parts(held.shape, self.double_quantisation)
-        wanted = {name: TensorSpec("U8", (math.prod(held.shape) // 2, 1))}
-        wanted |= {f"{name}.{part}": spec for part, spec in parts.items()}
-        for part, spec in wanted.items():
+        specs = {name: TensorSpec("U8", (math.prod(held.shape) // 2, 1))}
+        specs |= {f"{name}.{part}": spec for part, spec in parts.items()}
+        for part, spec in specs.items():
             stored = self.files.tensors.get(part)
             if stored is None:
                 raise self._wrong(part, "is missing")

@@ -127,17 +127,17 @@ def quantised_specs(model: OpenedModel, double_quantisation: bool = True) -> dic
     The result does not depend on how the model's own files are sharded.
     """
     linears = _linears(model)
-    found = dict[str, TensorSpec]()
+    specs = dict[str, TensorSpec]()
     for name, stored in sorted(model.checkpoint.tensors.items()):
         if name not in linears:
-            found[name] = stored
+            specs[name] = stored
             continue
         shape = linears[name].shape
-        found[name] = TensorSpec("U8", (shape[0] * shape[1] // 2, 1))
+        specs[name] = TensorSpec("U8", (shape[0] * shape[1] // 2, 1))
         for part, spec in stored_parts(shape, double_quantisation).items():
-            found[f"{name}.{part}"] = spec
-        found[f"{name}.{STATE}"] = TensorSpec("U8", (STATE_BYTES,))
-    return found
+            specs[f"{name}.{part}"] = spec
+        specs[f"{name}.{STATE}"] = TensorSpec("U8", (STATE_BYTES,))
+    return specs
 
 
 def _tensors(
@@ -145,13 +145,13 @@ def _tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of ``quantised_specs`` in the same order, on the CPU."""
     linears = _linears(model)
-    known = tables(CPU)
+    lookup = tables(CPU)
     for name in beats(sorted(model.checkpoint.tensors), "writing tensor"):
         if name not in linears:
             yield name, model.checkpoint.read(name)
             continue
         matrix = _quantised(model, linears[name], double_quantisation)
-        beside = state_of(matrix, known, dtype).as_dict(packed=True)
+        beside = state_of(matrix, lookup, dtype).as_dict(packed=True)
         yield name, matrix.packed
         for part in stored_parts(matrix.shape, double_quantisation):
             yield f"{name}.{part}", beside[part]
@@ -168,10 +168,10 @@ def _linears(model: OpenedModel) -> dict[str, LinearPlan]:
 
 
 def _quantised(model: OpenedModel, linear: LinearPlan, double_quantisation: bool) -> Nf4Matrix:
-    found = held_in_nf4(model.checkpoint, linear.parameter)
+    stored = held_in_nf4(model.checkpoint, linear.parameter)
     # Quantising dequantised weights again could change the bits, so existing codes are reused.
-    if found is not None and found[0].double_quantisation == double_quantisation:
-        return found[0].matrix(found[1], CPU)
+    if stored is not None and stored[0].double_quantisation == double_quantisation:
+        return stored[0].matrix(stored[1], CPU)
     return quantise(
         pieces(model.checkpoint, linear.parameter), linear.shape, CPU, double_quantisation
     )

@@ -222,10 +222,10 @@ def row_reader(packed: Tensor, state: Any) -> Callable[[int, int], Tensor]:
             dtype=torch.float32,
         )
         # Two codes per byte; rows begin at whole bytes.
-        found: Tensor = functional.dequantize_4bit(
+        dense: Tensor = functional.dequantize_4bit(
             packed.view(-1, 1)[first * in_features // 2 : end * in_features // 2], rows
         )
-        return found
+        return dense
 
     return read
 

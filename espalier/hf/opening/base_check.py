@@ -102,9 +102,9 @@ def require_same_logits(model: OpenedModel, computing: Computing, samples: Tenso
     with explained(str(model.directory)):
         plain, loading = load_plain(model, computing.dtype, computing.device)
     _require_same_tensors(model, loading)
-    found = list(_finite_logits(stream, samples))
+    logits = list(_finite_logits(stream, samples))
     expected = whole_logits(plain, samples.to(computing.device))
-    difference = relative_difference(found, expected)
+    difference = relative_difference(logits, expected)
     # bitsandbytes computes in its own dtype, so the tolerance is that of bfloat16.
     held_in_nf4 = model.stored is not model.checkpoint
     if not difference <= tolerance(torch.bfloat16 if held_in_nf4 else computing.dtype):
@@ -132,9 +132,9 @@ def _require_same_heads(model: OpenedModel) -> None:
         **({family.kv_heads_key: groups} if family.kv_heads_key else {}),
     }
     for key, value in expected.items():
-        if (known := model.configured(key)) != value:
+        if (configured := model.configured(key)) != value:
             raise InputError(
-                f"{model.directory / CONFIG}: {key} is {known!r} for transformers, but {value}"
+                f"{model.directory / CONFIG}: {key} is {configured!r} for transformers, but {value}"
                 f" according to the tensors in the files; write {value} if the model was trained"
                 " so"
             )
@@ -198,11 +198,11 @@ def require_same_encoder(model: OpenedModel, computing: Computing, num_labels: i
     }
     _require_same_tensors(model, loading)
     base = model.family.base
-    found, expected = (
+    states, plain_states = (
         getattr(whole.to(computing.device).eval(), base)(input_ids=tokens).last_hidden_state
         for whole in (own, plain)
     )
-    difference = relative_difference([found], [expected])
+    difference = relative_difference([states], [plain_states])
     if not difference <= tolerance(torch.float32):
         raise InputError(
             f"{model.directory}: the encoder's hidden states differ from those of plain"

@@ -45,11 +45,11 @@ def described(directory: Path) -> Iterator[Path]:
     from transformers import AutoConfig
 
     with explained(str(path)):
-        known = AutoConfig.for_model(**config)
+        configuration = AutoConfig.for_model(**config)
     # Read the dtype first: building the modules changes the configuration's dtype.
-    dtype = STORED_DTYPES.get(str(known.dtype).removeprefix("torch."), "F32")
+    dtype = STORED_DTYPES.get(str(configuration.dtype).removeprefix("torch."), "F32")
     labels = ANY_LABELS if family.kind == "encoder" else None
-    skeleton = skeleton_of(known, family, labels, str(path))
+    skeleton = skeleton_of(configuration, family, labels, str(path))
     specs = {
         name: TensorSpec(dtype, tuple(parameter.shape))
         for name, parameter in skeleton.named_parameters()

@@ -54,8 +54,8 @@ def load_plain(
     # Warnings of the libraries are replaced by checks here.
     with _quiet():
         if in_memory or isinstance(model.checkpoint, QuantisedCheckpoint):
-            whole, found = _from_pretrained(model, num_labels, dtype=dtype)
-            return whole.to(device).eval(), found
+            whole, loading = _from_pretrained(model, num_labels, dtype=dtype)
+            return whole.to(device).eval(), loading
         return _on_disk(model, dtype, device, num_labels)
 
 
@@ -92,7 +92,7 @@ def _on_disk(
     if model.family.experts:
         # transformers writes the stacked experts of a block to files of its own.
         options["offload_folder"] = mkdtemp(prefix="espalier-experts-")
-    whole, found = _from_pretrained(model, num_labels, **options)
+    whole, loading = _from_pretrained(model, num_labels, **options)
     if model.family.experts:
         finalize(whole, shutil.rmtree, options["offload_folder"], ignore_errors=True)
     # The hooks hold the map of weights, so it is read before they are removed.
@@ -104,7 +104,7 @@ def _on_disk(
             # Weights on disk are meta tensors here, of which only the dtype changes.
             parameter.data = parameter.data.to(dtype)
     read_when_used(whole, weights, device, kept)
-    return whole.eval(), found
+    return whole.eval(), loading
 
 
 def _with_tensors(whole: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -118,9 +118,9 @@ def _weights_of(whole: nn.Module) -> Weights:
     """Return the tensors in the files by parameter name, as transformers mapped them."""
     hooks = (getattr(module, "_hf_hook", None) for module in whole.modules())
     maps = (getattr(hook, "weights_map", None) for hook in hooks)
-    found = next(weights for weights in maps if weights is not None).dataset
+    dataset = next(weights for weights in maps if weights is not None).dataset
     # The map's dtype would convert tensors that differ from the model's first one.
-    for place in found.index.values():
+    for place in dataset.index.values():
         if "safetensors_file" in place:
             # Otherwise a float32 norm in a model of bfloat16 matrices would be rounded.
             place.pop("dtype", None)
@@ -130,9 +130,9 @@ def _weights_of(whole: nn.Module) -> Weights:
         # In both directions: either of a pair may be in the files.
         for name, other in (pair, reversed(pair)):
             # The files hold only one tensor of a tied pair.
-            if name not in found.index and other in found.index:
-                found.index[name] = {"weight_name": other, **found.index[other]}
-    weights: Weights = found.__getitem__
+            if name not in dataset.index and other in dataset.index:
+                dataset.index[name] = {"weight_name": other, **dataset.index[other]}
+    weights: Weights = dataset.__getitem__
     return weights
 
 

@@ -243,8 +243,8 @@ class OpenedModel:
         parts: tuple[str, ...] = ("",)
         if family.kind == "encoder":
             # Files of an encoder may also hold heads for other tasks.
-            own = (f"{family.embeddings}.", f"{family.blocks}.")
-            parts = tuple(name for part in own for name in family.file_names(part))
+            prefixes = (f"{family.embeddings}.", f"{family.blocks}.")
+            parts = tuple(name for part in prefixes for name in family.file_names(part))
         counted = (
             stored for name, stored in self.checkpoint.tensors.items() if name.startswith(parts)
         )
@@ -341,8 +341,8 @@ class OpenedModel:
     @property
     def num_embeddings(self) -> int | None:
         """Number of tokens that have an embedding; None if the configuration does not say."""
-        found = self.configured("vocab_size")
-        return found if isinstance(found, int) else None
+        size = self.configured("vocab_size")
+        return size if isinstance(size, int) else None
 
     def configured(self, key: str) -> Any:
         """Return a configuration value as transformers has it; None if it does not know the key."""
@@ -456,15 +456,15 @@ class OpenedModel:
         assert isinstance(self.checkpoint, CutCheckpoint)
         # Scaled matrices have other bytes than the directory's.
         changed = {name for name, part in self.checkpoint.parts.items() if part.scales is not None}
-        given = {}
+        digests = {}
         for name in sorted({*self.checkpoint.given, *changed}):
             stored = self.checkpoint.tensors[name]
             digest = hashlib.sha256(json.dumps([stored.dtype, list(stored.shape)]).encode())
             for chunk in self.checkpoint.chunks(name):
                 digest.update(chunk)
-            given[name] = digest.hexdigest()
+            digests[name] = digest.hexdigest()
         # Hash of the files, the structure, and what replaces tensors.
-        parts = [OpenedModel(self.directory).sha256, self.cut.sha256, given]
+        parts = [OpenedModel(self.directory).sha256, self.cut.sha256, digests]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def _read_through(self, see: Callable[[str, bytes], None]) -> str:
@@ -485,12 +485,12 @@ class OpenedModel:
             digest.update(json.dumps({"chat_template": template}, sort_keys=True).encode())
         # The text counts, and not transformers' object: its defaults differ between releases.
         document = read_config(self.directory / CONFIG)
-        kept = {
+        values = {
             name: value
             for name, value in document.items()
             if name not in WITHOUT_EFFECT and not _is_of_code(name)
         }
-        digest.update(json.dumps(kept, sort_keys=True).encode())
+        digest.update(json.dumps(values, sort_keys=True).encode())
         return digest.hexdigest()
 
     @property

@@ -53,10 +53,10 @@ Such a base has an RMS norm before attention and one before the feed-forward par
 
 def require_sliceable(model: OpenedModel) -> None:
     """Raise ``InputError`` for a model type that cannot be rotated, or a missing outer tensor."""
-    found = model.config["model_type"]
-    if found not in SLICEABLE:
+    model_type = model.config["model_type"]
+    if model_type not in SLICEABLE:
         raise InputError(
-            f"{model.directory / 'config.json'}: model_type = {found!r}: the residual stream can be"
+            f"{model.directory / 'config.json'}: model_type = {model_type!r}: the residual stream can be"
             " rotated where only RMS norms read it, in models of the types"
             f" {', '.join(SLICEABLE)} as they were trained; name one of them"
         )

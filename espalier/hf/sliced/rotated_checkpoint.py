@@ -107,18 +107,18 @@ class RotatedCheckpoint(Checkpoint):
     def _add_of_block(self, name: str, index: int, path: str) -> None:
         shape = self._files.tensors[name].shape
         of, _, kind = path.rpartition(".")
-        own = self._names.get(of, "")
-        if own in READ_BEHIND and kind == "weight":
+        canonical = self._names.get(of, "")
+        if canonical in READ_BEHIND and kind == "weight":
             # Matrices that read the stream: columns in the basis of the norm before.
-            place = 2 * index + PLACES[READ_BEHIND[own]]
-            norm = self._family.parameter_path(f"{READ_BEHIND[own]}.weight", index)
+            place = 2 * index + PLACES[READ_BEHIND[canonical]]
+            norm = self._family.parameter_path(f"{READ_BEHIND[canonical]}.weight", index)
             made = partial(self._reader, name, place, norm)
             self._add(name, name, (shape[0], self._width), made)
-        elif own in ("attn.o", "mlp.down"):
+        elif canonical in ("attn.o", "mlp.down"):
             # Matrices and biases that write to it: rows in the basis of the next reader.
-            made = partial(self._writer, name, 2 * index + PLACES[own])
+            made = partial(self._writer, name, 2 * index + PLACES[canonical])
             self._add(name, name, (self._width, *shape[1:]), made)
-        elif own in PLACES:
+        elif canonical in PLACES:
             # The scale of a norm is merged into the matrices that read its output.
             self._add(name, name, (self._width,), partial(torch.ones, self._width))
         else:

@@ -64,11 +64,11 @@ def logits_at(
     places : (B, T), bool, the positions
     """
     head = model.get_output_embeddings()
-    wanted: list[Tensor] = []
+    inputs_of_head: list[Tensor] = []
 
     # The hook sees what the model passes to its head.
     def take(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        wanted.append(inputs[0][places])
+        inputs_of_head.append(inputs[0][places])
         # With an empty input, the head computes no logits in the full forward pass.
         return (inputs[0][:, :0], *inputs[1:])
 
@@ -78,7 +78,7 @@ def logits_at(
     finally:
         hook.remove()
     # One call of the head, so one input.
-    (hidden,) = wanted
+    (hidden,) = inputs_of_head
     for piece in hidden.split(tokens_at_once(head.out_features)):
         yield head_logits(model, piece)
 

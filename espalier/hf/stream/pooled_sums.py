@@ -43,9 +43,11 @@ def distinct(block: BlockPlan, found: Mapping[str, Tensor]) -> dict[str, Tensor]
     """
     sums: dict[str, Tensor] = {}
     for name, first in shared_inputs(block).items():
-        own = found[name].cpu()
+        squares = found[name].cpu()
         # NaN is reported later, in words that name the remedy.
-        if not torch.allclose(sums.setdefault(first, own), own, rtol=0, atol=0, equal_nan=True):
+        if not torch.allclose(
+            sums.setdefault(first, squares), squares, rtol=0, atol=0, equal_nan=True
+        ):
             raise RuntimeError(f"block {block.index}: {name} has another input than {first}")
     return sums
 
@@ -170,7 +172,7 @@ def pooled_masks(
     walks = [stream.start(samples) for samples in parties]
     for block in beats(stream.model.plan.blocks, "pruning block"):
         with stream.block(block.index, following=block.index + 1) as loaded:
-            own = [
+            sums = [
                 (
                     _sums_of_pass(stream, activations, block, loaded, keep=one_pass),
                     activations.num_tokens,
@@ -178,7 +180,7 @@ def pooled_masks(
                 for activations in walks
             ]
             masks = masks_by_sums(
-                stream.model, block, pooled(own, job), job, stream.computing.device
+                stream.model, block, pooled(sums, job), job, stream.computing.device
             )
             # Iterative pruning goes on behind the pruned block.
             if not one_pass:

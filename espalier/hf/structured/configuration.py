@@ -113,18 +113,18 @@ def _per_layer(family: Family, plan: ModelPlan, structure: Structure) -> dict[st
 
     The result is empty if only whole blocks were removed.
     """
-    whole = _widths(family, plan, structure.base[0])
+    uncut = _widths(family, plan, structure.base[0])
     sizes = [sizes_of(plan, block) for block in plan.blocks]
     # As transformers pads indices, so that they sort as numbers.
     digits = len(str(len(sizes) - 1))
     overrides = dict[str, dict[str, int]]()
     for index, own in enumerate(sizes):
         widths = _widths(family, plan, own).items()
-        if differing := {key: value for key, value in widths if whole[key] != value}:
+        if differing := {key: value for key, value in widths if uncut[key] != value}:
             overrides[str(index).zfill(digits)] = differing
     if not overrides:
         return {}
-    config: dict[str, Any] = whole | {PER_LAYER: overrides}
+    config: dict[str, Any] = uncut | {PER_LAYER: overrides}
     if any(family.query_heads_key in own for own in overrides.values()):
         config[GLOBAL_ACCESS] = True
         # Without such a key the heads share the width of the model among them.
@@ -162,8 +162,8 @@ def _rest(family: Family, plan: ModelPlan, structure: Structure) -> dict[str, An
 
 
 def _cuts_heads(plan: ModelPlan, structure: Structure) -> bool:
-    whole = structure.base[0].groups
-    return any(sizes_of(plan, block).groups != whole for block in plan.blocks)
+    uncut = structure.base[0].groups
+    return any(sizes_of(plan, block).groups != uncut for block in plan.blocks)
 
 
 def bias_key(family: Family, linear: str) -> str | None:

@@ -150,11 +150,11 @@ def _parts(
     places = {block.source: (index, block) for index, block in enumerate(structure.blocks)}
     linears = {path: name for name, path in family.linears.items()}
     for name in stored:
-        found = family.block_of(name)
-        if found is None:
+        of_block = family.block_of(name)
+        if of_block is None:
             yield name, Part(name)
             continue
-        prefix, source, path = found
+        prefix, source, path = of_block
         if source not in places:
             continue
         index, block = places[source]

@@ -238,14 +238,14 @@ def _biases_by_keys(structure: Structure, model: OpenedModel) -> dict[str, Store
     compensation needs one.
     """
     keys = {key for name in structure.added_biases if (key := bias_key(model.family, name))}
-    found = {}
+    biases = {}
     for linear in model.plan.linears:
         if not linear.bias and any(linear.name in BIASED[key] for key in keys):
             weight = model.checkpoint.tensors[linear.parameter]
-            found[linear.bias_parameter] = StoredTensor(
+            biases[linear.bias_parameter] = StoredTensor(
                 weight.dtype, weight.shape[:1], weight.shard
             )
-    return found
+    return biases
 
 
 def _cut(model: OpenedModel, edits: Edits) -> Iterator[tuple[str, Tensor]]:

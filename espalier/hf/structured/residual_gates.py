@@ -113,14 +113,14 @@ class ResidualGates:
         """
         # Without a budget each gate decides for itself.
         if target is None:
-            found = {}
+            opened = {}
             for gate in self.widths:
                 # Never empty: the most likely dimension stays.
-                own = logits[gate].detach().cpu()
-                found[gate] = (
-                    own >= 0 if (own >= 0).any() else torch.arange(len(own)) == own.argmax()
+                logit = logits[gate].detach().cpu()
+                opened[gate] = (
+                    logit >= 0 if (logit >= 0).any() else torch.arange(len(logit)) == logit.argmax()
                 )
-            return found
+            return opened
         # All gates compete for one budget.
         flat = torch.cat([logits[gate].detach().double().cpu() for gate in self.widths])
         sizes = torch.tensor(list(self.widths.values()))
@@ -200,14 +200,14 @@ class Routing:
     def _switch_norm(self, gate: Gate, norm: Any, inputs: Any, output: Tensor) -> Tensor | None:
         if self.gates is None:
             return None
-        own = self.gates[gate]
+        gates = self.gates[gate]
         squares = inputs[0].float().square()
         # Gemma has another name for it.
         epsilon = float(norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)
         # The norm has divided by the root mean square of all dimensions; correct its output.
-        seen = (squares * own).sum(-1, keepdim=True) / own.sum().clamp_min(1.0)
+        seen = (squares * gates).sum(-1, keepdim=True) / gates.sum().clamp_min(1.0)
         factor = ((squares.mean(-1, keepdim=True) + epsilon) / (seen + epsilon)).sqrt()
-        return (output * own * factor).to(output.dtype)
+        return (output * gates * factor).to(output.dtype)
 
     @contextmanager
     def by(self, gates: Gates) -> Iterator[None]:

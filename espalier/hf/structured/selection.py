@@ -73,14 +73,14 @@ def lowest(
     cut = groups.none
     # Groups compete within a block, a kind or the whole model.
     for competing, target in groups.targets(ratio, job.selection):
-        own = groups.span(competing)
+        span = groups.span(competing)
         if job.selection == "search":
             # Pools alternate between the two kinds, so their parity is the kind.
-            found = searched(scores[own], costs[own], pools[own], pools[own] % 2, target)
+            removed = searched(scores[span], costs[span], pools[span], pools[span] % 2, target)
         else:
-            before = None if gone is None else torch.from_numpy(gone[own])
-            found = lowest_groups(scores[own], costs[own], pools[own], target, before)
-        cut[own] = found.numpy()
+            before = None if gone is None else torch.from_numpy(gone[span])
+            removed = lowest_groups(scores[span], costs[span], pools[span], target, before)
+        cut[span] = removed.numpy()
     for index in groups.blocks:
         channels = groups.at(index, "channels")
         # A copy, because ``worth`` is changed below.
@@ -100,14 +100,14 @@ def _keep_a_multiple(cut: NDArray[np.bool_], scores: NDArray, multiple: int) -> 
     """
     stay = len(cut) - int(cut.sum())
     # At least one multiple stays, or all channels if there are fewer.
-    wanted = max(stay // multiple * multiple, min(multiple, len(cut)))
+    remaining = max(stay // multiple * multiple, min(multiple, len(cut)))
     order = np.argsort(scores, kind="stable")
-    if wanted < stay:
+    if remaining < stay:
         # Remove the lowest that stay.
-        cut[order[~cut[order]][: stay - wanted]] = True
-    elif wanted > stay:
+        cut[order[~cut[order]][: stay - remaining]] = True
+    elif remaining > stay:
         # Bring back the highest that were removed.
-        cut[order[cut[order]][stay - wanted :]] = False
+        cut[order[cut[order]][stay - remaining :]] = False
 
 
 SIDES = {
@@ -146,17 +146,17 @@ def cut_trained(
     of it. Tensors outside the blocks keep their shape.
     """
     places = {block.source: (index, block) for index, block in enumerate(structure.blocks)}
-    found: dict[str, dict[str, Tensor]] = {}
+    trained: dict[str, dict[str, Tensor]] = {}
     for key, own in tensors.items():
         source = block_of_key(key)
         if source is None:
-            found[key] = dict(own)
+            trained[key] = dict(own)
         elif source in places:
             index, block = places[source]
-            found[block_key(index)] = {
+            trained[block_key(index)] = {
                 name: _cut(value, name, plan, structure, block) for name, value in own.items()
             }
-    return found
+    return trained
 
 
 def _cut(
@@ -184,7 +184,7 @@ def open_cut(
     # Each blob is decoded once.
     tensors = {block.index: unpack_tensors(blob_of(block.index)) for block in model.plan.blocks}
     structure = groups.structure(cut_of(groups, tensors.__getitem__), biases)
-    given: dict[str, Tensor] = {}
+    new_biases: dict[str, Tensor] = {}
     scales: dict[str, Tensor] = {}
     for block, kept in zip(
         structured_plan(model.plan, structure).blocks, structure.blocks, strict=True
@@ -202,5 +202,5 @@ def open_cut(
         for linear in block.linears:
             if linear.name in values:
                 bias = torch.from_numpy(values[linear.name].copy()).to(TORCH_DTYPES[linear.dtype])
-                given[linear.bias_parameter] = bias
-    return OpenedModel(model.directory, structure, given, scales)
+                new_biases[linear.bias_parameter] = bias
+    return OpenedModel(model.directory, structure, new_biases, scales)

@@ -52,8 +52,8 @@ def encode_chat(
     template : Jinja template; None: the tokenizer's own
     """
     if remote := getattr(tokenizer, "encode_chat", None):
-        found: list[ChatTokens] = remote(messages, first, template)
-        return found
+        sequences: list[ChatTokens] = remote(messages, first, template)
+        return sequences
     template = template or tokenizer.chat_template
     # Several named templates: the default one.
     if isinstance(template, Mapping):
@@ -70,13 +70,13 @@ def encode_chat(
     if _MARKS.search(template):
         return [_marked_by_template(tokenizer, messages, first, template)]
     # Otherwise the texts up to each message are rendered and compared with the whole.
-    whole = _render(tokenizer, messages, template)
+    rendered = _render(tokenizer, messages, template)
     turns = list(_turns(tokenizer, messages, first, template))
-    ends = [_end_within(whole, text, tokenizer.eos_token or "") for _, text in turns]
+    ends = [_end_within(rendered, text, tokenizer.eos_token or "") for _, text in turns]
     # The template renders a message alike, whatever follows: one sequence for all.
-    if all(ends) and all(whole.startswith(prompt) for prompt, _ in turns):
+    if all(ends) and all(rendered.startswith(prompt) for prompt, _ in turns):
         starts = (len(prompt) for prompt, _ in turns)
-        return [_tokens(tokenizer, whole, list(zip(starts, ends, strict=True)))]
+        return [_tokens(tokenizer, rendered, list(zip(starts, ends, strict=True)))]
     # Otherwise each message ends a sequence, as it does when the model writes it.
     if all(text.startswith(prompt) for prompt, text in turns):
         return [_tokens(tokenizer, text, [(len(prompt), len(text))]) for prompt, text in turns]
@@ -112,10 +112,10 @@ def _marked_by_template(
     tokenizer: Any, messages: Sequence[Message], first: int, template: str
 ) -> ChatTokens:
     """Return the tokens with the places that the template marks."""
-    found = _applied(
+    encoded = _applied(
         tokenizer, messages, template, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
     )  # fmt: skip
-    ids = tuple(found["input_ids"])
+    ids = tuple(encoded["input_ids"])
     if first:
         prompt = _applied(
             tokenizer, messages[:first], template, tokenize=True, return_dict=True, add_generation_prompt=True
@@ -124,7 +124,7 @@ def _marked_by_template(
     else:
         start = 0
     # Messages before ``first`` have no loss.
-    mask = [0] * start + list(found["assistant_masks"])[start:]
+    mask = [0] * start + list(encoded["assistant_masks"])[start:]
     return ChatTokens(ids, _stretches(mask))
 
 

@@ -93,14 +93,14 @@ class ProcessTokenizer:
     def facts(self) -> dict[str, Any]:
         """Properties of the tokenizer, such as the number of tokens."""
         # The process is not trusted, so its facts are checked like its other answers.
-        found = self._ask({"what": "facts"}, 0)
-        special = found.get("all_special_ids")
-        numbers = [found.get("num_tokens"), found.get("length")]
-        ends = [found.get("eos_token_id"), found.get("pad_token_id")]
+        facts = self._ask({"what": "facts"}, 0)
+        special = facts.get("all_special_ids")
+        numbers = [facts.get("num_tokens"), facts.get("length")]
+        ends = [facts.get("eos_token_id"), facts.get("pad_token_id")]
         numbers += [end for end in ends if end is not None]
         if not (_is_row(special) and _is_row(numbers)):
             raise self._fault("has properties that no tokenizer has")
-        return found
+        return facts
 
     @property
     def eos_token_id(self) -> int | None:
@@ -192,18 +192,18 @@ class ProcessTokenizer:
             padded = max(longest * TOKENS_PER_CHARACTER, options.get("max_length") or 0)
         most = sum(max(TOKENS_PER_CHARACTER * own, padded) + MORE_TOKENS for own in lengths)
         request = {"what": "encode", "texts": columns, "options": options}
-        found = self._rows(self._ask(request, most), len(lengths))
+        encoded = self._rows(self._ask(request, most), len(lengths))
         if isinstance(texts, str):
-            found = {name: rows[0] for name, rows in found.items()}
+            encoded = {name: rows[0] for name, rows in encoded.items()}
         if return_tensors != "pt":
-            return found
+            return encoded
         with importing():
             import torch
-        return {name: torch.tensor(rows, dtype=torch.int64) for name, rows in found.items()}
+        return {name: torch.tensor(rows, dtype=torch.int64) for name, rows in encoded.items()}
 
     def _rows(self, answer: dict[str, Any], texts: int) -> dict[str, Any]:
         """Return the rows of numbers of an answer, after checking that they fit together."""
-        found = dict[str, Any]()
+        encoded = dict[str, Any]()
         ids: Any = answer.get("input_ids")
         for name, width in NUMBERS_PER_TOKEN.items():
             if name != "input_ids" and name not in answer:
@@ -220,8 +220,8 @@ class ProcessTokenizer:
             # Offsets are flat in the answer: start and end of each token.
             if width == 2:
                 rows = [list(zip(row[::2], row[1::2], strict=True)) for row in rows]
-            found[name] = rows
-        return found
+            encoded[name] = rows
+        return encoded
 
     def _ask(self, request: dict[str, Any], max_tokens: int) -> dict[str, Any]:
         """Send a request and return the answer, which is about ``max_tokens`` tokens at most.

@@ -65,11 +65,11 @@ def load_tokenizer(directory: Path) -> "PreTrainedTokenizerBase":
     except BaseException as error:
         raise _refused(directory, _reason(directory, error)) from error
     # transformers may return a tokenizer without any vocabulary instead of failing.
-    own = {name for name in tokenizer.vocab_files_names.values() if isinstance(name, str)}
+    file_names = {name for name in tokenizer.vocab_files_names.values() if isinstance(name, str)}
     if (
-        own
+        file_names
         and not _vocabularies(directory)
-        and not any((directory / name).exists() for name in own)
+        and not any((directory / name).exists() for name in file_names)
     ):
         raise _refused(directory, NOTHING_THERE)
     return tokenizer
@@ -104,12 +104,12 @@ def stored_template(directory: Path) -> str:
     # A file that cannot be read has no template.
     if _damage(directory / SETTINGS_FILE) or not (directory / SETTINGS_FILE).exists():
         return ""
-    found = read_json_object(directory / SETTINGS_FILE).get("chat_template")
+    template = read_json_object(directory / SETTINGS_FILE).get("chat_template")
     # Several templates are a list in older files, each with a name.
-    if isinstance(found, list):
-        named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
-        found = named.get("default")
-    return found if isinstance(found, str) else ""
+    if isinstance(template, list):
+        named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else ""
 
 
 def _refused(directory: Path, reason: str) -> EspalierError:
@@ -130,7 +130,7 @@ def _vocabularies(directory: Path) -> set[str]:
 
 def _reason(directory: Path, error: BaseException) -> str:
     """Return why loading failed: a damaged file if one is found, else the library's error."""
-    found = _vocabularies(directory)
+    vocabularies = _vocabularies(directory)
     # A damaged file explains more than the message of the library.
     # Links to missing files count too.
     there = {path.name for pattern in VOCABULARIES for path in directory.glob(pattern)}
@@ -145,19 +145,19 @@ def _reason(directory: Path, error: BaseException) -> str:
             " executed; use a model with a tokenizer class of transformers, or save this"
             " tokenizer as tokenizer.json and remove auto_map"
         )
-    if not found:
+    if not vocabularies:
         return NOTHING_THERE
-    if "tokenizer.json" not in found and len(lacking := PAIR - found) == 1:
+    if "tokenizer.json" not in vocabularies and len(lacking := PAIR - vocabularies) == 1:
         return f"{lacking.pop()} is missing; {COPY}"
     why = f"{type(error).__name__}: {error}".strip()[:MAX_OF_A_REASON]
-    if "tokenizer.json" in found:
+    if "tokenizer.json" in vocabularies:
         return (
             f"tokenizer.json and {SETTINGS_FILE} cannot be read together ({why}); copy both again"
             " from where the model came from, or install the version of the library tokenizers"
             f" that wrote them (here: {version('tokenizers')})"
         )
     return (
-        f"{', '.join(sorted(found))} cannot be read ({why}); copy the tokenizer's files again, or"
+        f"{', '.join(sorted(vocabularies))} cannot be read ({why}); copy the tokenizer's files again, or"
         " write a tokenizer.json with its save_pretrained on a machine that has the library"
         " (sentencepiece or tiktoken) for these files"
     )

@@ -100,11 +100,11 @@ def answer(tokenizer: Any, request: dict[str, Any]) -> dict[str, Any]:
         return {"ids": [one.token_ids for one in sequences],
                 "spans": [list(chain(*one.spans)) for one in sequences]}  # fmt: skip
     encoded = tokenizer(*request["texts"], **request["options"])
-    found = {name: encoded[name] for name in NUMBERS_PER_TOKEN if name in encoded}
-    if "offset_mapping" in found:
+    numbers = {name: encoded[name] for name in NUMBERS_PER_TOKEN if name in encoded}
+    if "offset_mapping" in numbers:
         # Pairs of numbers become numbers.
-        found["offset_mapping"] = [list(chain(*row)) for row in found["offset_mapping"]]
-    return found
+        numbers["offset_mapping"] = [list(chain(*row)) for row in numbers["offset_mapping"]]
+    return numbers
 
 
 def serve(directory: Path, requests: BinaryIO, answers: BinaryIO) -> None:
@@ -124,18 +124,18 @@ def serve(directory: Path, requests: BinaryIO, answers: BinaryIO) -> None:
                 tokenizer = load(directory)
             # Long texts get more time.
             allow_seconds(REQUEST_SECONDS + len(line) // CHARACTERS_PER_SECOND)
-            found = answer(tokenizer, request)
+            reply = answer(tokenizer, request)
         except INTERRUPTS:
             raise
         except EspalierError as error:
-            found = {"input_error": str(error)[:1000]}
+            reply = {"input_error": str(error)[:1000]}
         except BaseException as error:
             # The type only: a message may quote the text.
-            found = {"error": type(error).__name__}
-        answers.write(json.dumps(found, separators=(",", ":")).encode() + b"\n")
+            reply = {"error": type(error).__name__}
+        answers.write(json.dumps(reply, separators=(",", ":")).encode() + b"\n")
         answers.flush()
         # After an error the state of the tokenizer is unknown.
-        if "input_error" in found or "error" in found:
+        if "input_error" in reply or "error" in reply:
             return
 
 

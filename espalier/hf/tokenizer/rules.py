@@ -266,8 +266,8 @@ def _require_growth(document: Mapping[str, Any]) -> None:
             growth *= 1 + len(part["prepend"])
         if part["type"] == "Replace":
             pattern = part["pattern"]
-            found = len(pattern["String"]) if "String" in pattern else 1
-            growth *= max(1.0, len(part["content"]) / max(1, found))
+            length = len(pattern["String"]) if "String" in pattern else 1
+            growth *= max(1.0, len(part["content"]) / max(1, length))
     if growth > MAX_GROWTH:
         raise _Fault(
             "normalizer", f"makes {growth:.3g} characters of one; at most {MAX_GROWTH} are allowed"

@@ -64,7 +64,7 @@ def joined_tensors(
 ) -> dict[str, Tensor]:
     """Return one blob's tensors as those of ``joined_plan``; shorter factors end with zeros."""
     shapes = plan.shapes()[key]
-    found = {name: value for name, value in tensors.items() if name in plan.whole.get(key, {})}
+    joined = {name: value for name, value in tensors.items() if name in plan.whole.get(key, {})}
     for index, adapter in plan:
         if block_key(index) != key:
             continue
@@ -78,5 +78,5 @@ def joined_tensors(
             b[:, place : place + len(right)] = left
             a[place : place + len(right)] = right
             place += len(right)
-        found |= adapter.named(b, a)
-    return found
+        joined |= adapter.named(b, a)
+    return joined

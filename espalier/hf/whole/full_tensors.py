@@ -52,26 +52,26 @@ def trained_whole(
 def _trainable(model: OpenedModel, whole: nn.Module, key: str, name: str) -> nn.Parameter:
     path = _path(model, key, name)
     try:
-        found = whole.get_parameter(path)
+        parameter = whole.get_parameter(path)
     except AttributeError:
         raise _no_such_tensor(model, key, name) from None
-    if not found.dtype.is_floating_point:
+    if not parameter.dtype.is_floating_point:
         raise InputError(
             f"training.base = 'nf4': {key} {name} is stored in 4 bits and cannot be trained as a"
             " whole; choose another base"
         )
-    if found.dtype == torch.float32:
-        found.requires_grad_(True)
-        return found
+    if parameter.dtype == torch.float32:
+        parameter.requires_grad_(True)
+        return parameter
     owner, _, kind = path.rpartition(".")
     module = whole.get_submodule(owner)
     # Training starts from the stored value, not from the value rounded to the base's dtype.
     exact = nn.Parameter(
-        converted(model.checkpoint, _stored(model, key, name), torch.float32, found.device)
+        converted(model.checkpoint, _stored(model, key, name), torch.float32, parameter.device)
     )
     setattr(module, kind, exact)
     # unsafe=True allows a parametrization that changes the dtype.
-    parametrize.register_parametrization(module, kind, _Rounded(found.dtype), unsafe=True)
+    parametrize.register_parametrization(module, kind, _Rounded(parameter.dtype), unsafe=True)
     return exact
 
 

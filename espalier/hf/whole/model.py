@@ -117,7 +117,7 @@ def _quantise_linears(
     cache_folder: Path | None,
 ) -> None:
     """Replace the linears of the blocks by ``Linear4bit``; their biases stay on the meta device."""
-    known = tables(computing.device)
+    lookup = tables(computing.device)
     paths = {
         linear.parameter: model.family.module_path(block.index, linear.name)
         for block in model.plan.blocks
@@ -126,7 +126,7 @@ def _quantise_linears(
     for linear, matrix in quantised_linears(model, computing.device, cache_folder):
         path = paths[linear.parameter]
         bias = whole.get_submodule(path).bias is not None
-        whole.set_submodule(path, linear_of(matrix, known, computing.dtype, bias))
+        whole.set_submodule(path, linear_of(matrix, lookup, computing.dtype, bias))
     # peft reads this attribute to decide whether to adapt Linear4bit.
     whole.is_loaded_in_4bit = True  # type: ignore[assignment]
 
@@ -165,7 +165,7 @@ def first_head(
     before are not those of the task. ``whole`` is the model or its skeleton.
     """
     generator = torch.Generator().manual_seed(seed)
-    found = dict[str, Tensor]()
+    head = dict[str, Tensor]()
     for name, path in model.family.head_linears.items():
         linear = whole.get_submodule(path)
         fresh = (
@@ -176,8 +176,8 @@ def first_head(
             source = model.stored_name(f"{path}.{kind}") if name == "head.dense" else None
             if source and model.checkpoint.tensors[source].shape == value.shape:
                 value = converted(model.checkpoint, source, torch.float32, device)
-            found[f"{name}.{kind}"] = value.to(device)
-    return found
+            head[f"{name}.{kind}"] = value.to(device)
+    return head
 
 
 def _make_head(model: OpenedModel, whole: Any, seed: int, device: torch.device) -> None:

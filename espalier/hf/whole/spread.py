@@ -46,20 +46,20 @@ def placement(
     # accelerate keeps the largest part free on the first device, for weights that it moves.
     most = {place: min(share, bytes_) for place, bytes_ in enumerate(free)}
     most[0] = min(share + largest, free[0])
-    found: dict[str, Any] = infer_auto_device_map(
+    device_map: dict[str, Any] = infer_auto_device_map(
         whole,
         max_memory=most,
         no_split_module_classes=sorted({type(block).__name__ for block in blocks.children()}),
         dtype=dtype,
         special_dtypes=special,
     )
-    if not all(isinstance(place, int) for place in found.values()):
+    if not all(isinstance(place, int) for place in device_map.values()):
         gib = " + ".join(f"{bytes_ / 2**30:.1f}" for bytes_ in free)
         raise InputError(
             f"device-map = 'auto': the model has {sizes[''] / 2**30:.1f} GiB, and the devices have"
             f" {gib} GiB free; choose training.base = 'bfloat16' or 'nf4', or more devices"
         )
-    return found
+    return device_map
 
 
 def _holds(path: str, blocks: str) -> bool:
