@@ -15,7 +15,7 @@ from espalier.hf.group_scores.flap import flap_cuts, watched_moments
 from espalier.hf.group_scores.mask_tuning import tuned_by_one
 from espalier.hf.group_scores.streamline import (
     first_layer,
-    likest,
+    most_similar_stretch,
     open_streamlined,
     stretch_cosines,
 )
@@ -169,7 +169,9 @@ def llm_streamline_of_all(run: Run) -> OpenedModel:
     samples = pooled_samples(run)
     stream = BlockStream(run.model, run.computing)
     span = job.span(len(run.model.plan.blocks))
-    start = likest(stretch_cosines(stream, samples, span, after_norm=job.compares_after_norm))
+    start = most_similar_stretch(
+        stretch_cosines(stream, samples, span, after_norm=job.compares_after_norm)
+    )
     run.progress.step("centralized", f"{count(len(samples), 'sample')} compared", block=start)
     if job.replacement == "none":
         return open_streamlined(run.model, start, span, None)

@@ -21,7 +21,7 @@ from torch import Tensor
 from espalier.amounts import count
 from espalier.hf.group_scores.streamline import (
     first_layer,
-    likest,
+    most_similar_stretch,
     open_streamlined,
     require_streamlined,
 )
@@ -266,7 +266,7 @@ class LlmStreamline(Method):
         weights = torch.tensor([tokens[client] for client in clients], dtype=torch.float64)
         cosines = (self._limited(found, clients) * weights[:, None]).sum(dim=0) / weights.sum()
         # The stretch with the highest cosine changes its input least.
-        first = likest(cosines)
+        first = most_similar_stretch(cosines)
         self.result.choose(first, cosines.tolist())
         last = first + self.result.span - 1
         text = (

@@ -30,7 +30,7 @@ from espalier.data.data_protection import require_tokens
 from espalier.errors import EspalierError
 from espalier.hf.group_scores.streamline import (
     first_layer,
-    likest,
+    most_similar_stretch,
     open_streamlined,
     stretch_cosines,
 )
@@ -185,7 +185,7 @@ def local_baseline(site: Site, request: MessageBody) -> MessageBody:
         job = site.settings.of(LlmStreamlineSettings)
         samples = samples_of(site, header)
         stream = BlockStream(site.model, site.computing)
-        start = likest(_cosines(site, stream, samples))
+        start = most_similar_stretch(_cosines(site, stream, samples))
         stretch = Stretch.walked(stream, samples, start, _span(site))
         # As many steps as the client takes in all rounds.
         steps = site.settings.federation.rounds * job.steps
@@ -212,7 +212,7 @@ def _alone(site: Site, header: Header) -> OpenedModel:
         )
     (kept,) = stored_reply(site, header, "cosines")["report"]["blob_sha256"]
     cosines = read_statistics(store.get(kept))[COSINES]
-    return open_streamlined(site.model, likest(cosines), _span(site), None)
+    return open_streamlined(site.model, most_similar_stretch(cosines), _span(site), None)
 
 
 def _federated(site: Site, header: Header) -> OpenedModel:

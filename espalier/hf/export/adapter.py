@@ -12,8 +12,8 @@ from torch import Tensor
 from espalier.hf.export.model import (
     ExportError,
     logits_of,
-    made_whole,
     reloaded,
+    replacing_folder,
     require_close,
     require_finite,
     weight_reader,
@@ -21,7 +21,7 @@ from espalier.hf.export.model import (
     write_card,
 )
 from espalier.hf.machine.computing import Computing
-from espalier.hf.nf4.matrices import hush
+from espalier.hf.nf4.matrices import silence_bitsandbytes
 from espalier.hf.opening.disk_model import Weights, read_when_used
 from espalier.hf.opening.model_files import commit_of, loadable_name
 from espalier.hf.opening.opened_model import OpenedModel
@@ -86,7 +86,7 @@ def export_adapter(
     # A damaged adapter must not be written.
     for name, value in named.items():
         require_finite(name, value)
-    with made_whole(target) as unfinished:
+    with replacing_folder(target) as unfinished:
         config = lora_config(model.family, adapters, len(model.plan.blocks), 0.0)
         config.base_model_name_or_path = loadable_name(model.directory, model.config)
         config.revision = commit_of(model.directory)
@@ -213,7 +213,7 @@ def encoder_weights(model: OpenedModel, edits: Edits, head: Mapping[str, Tensor]
 
 def in_peft(base: Any, target: Path) -> Any:
     """Return a base model with the adapter as plain peft loads it, in evaluation mode."""
-    hush()
+    silence_bitsandbytes()
     from peft import PeftModel
 
     # peft 0.21 uses an attribute of transformers 5 that is deprecated; the warning is harmless.

@@ -10,8 +10,8 @@ from torch import Tensor
 from espalier.hf.export.adapter import a_few_tokens, edited_encoder, encoder_weights
 from espalier.hf.export.model import (
     ExportError,
-    made_whole,
     reloaded,
+    replacing_folder,
     require_close,
     require_written,
     write_card,
@@ -24,7 +24,7 @@ from espalier.hf.structured.export import architecture_of, best_form, config_of,
 from espalier.messages.tensor_blobs import TensorSpec
 from espalier.storage.atomic import write_json
 
-SAID_BY_CLASSES = ("num_labels", "problem_type")
+REPLACED_BY_CLASSES = ("num_labels", "problem_type")
 """Keys of ``config.json`` that the names of the classes replace."""
 
 
@@ -55,7 +55,7 @@ def export_encoder(
     skeleton = model.new_skeleton(len(classes))
     name = type(skeleton).__name__
     heads = {model.family.parameter_path(own, None) for own in head}
-    with made_whole(target) as unfinished:
+    with replacing_folder(target) as unfinished:
         specs = dict[str, TensorSpec]()
         for path, parameter in skeleton.named_parameters():
             if source := model.stored_name(path):
@@ -85,7 +85,7 @@ def _labelled(
     It names the model class and the classes of the task in the head's order.
     """
     # Of these the base's values concern another task.
-    return {key: value for key, value in config.items() if key not in SAID_BY_CLASSES} | {
+    return {key: value for key, value in config.items() if key not in REPLACED_BY_CLASSES} | {
         "architectures": [architecture],
         "id2label": {str(place): name for place, name in enumerate(classes)},
         "label2id": {name: place for place, name in enumerate(classes)},

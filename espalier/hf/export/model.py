@@ -59,7 +59,7 @@ def export_edited(model: OpenedModel, edits: Edits, target: Path, card: str = ""
     target : directory to write
     card : content of ``README.md``; an empty string writes none
     """
-    with made_whole(target) as unfinished:
+    with replacing_folder(target) as unfinished:
         written = model.checkpoint.as_written
         specs = shard_by_shard(written, written.tensors)
         write_shards(specs, edited_tensors(model, specs, edits, "writing"), unfinished)
@@ -100,7 +100,7 @@ def write_card(folder: Path, card: str) -> None:
 
 
 @contextmanager
-def made_whole(target: Path) -> Iterator[Path]:
+def replacing_folder(target: Path) -> Iterator[Path]:
     """Yield a temporary directory that replaces ``target`` when the context exits without error.
 
     InputError if writing failed.

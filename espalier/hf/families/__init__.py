@@ -10,7 +10,7 @@ from espalier.hf.families.table import FAMILIES
 PER_LAYER = "per_layer_config"
 """Key of ``config.json`` for values of single blocks; it is one of transformers."""
 STRUCTURED = "structured-"
-"""Prefix of ``model_type`` for a pruned model that transformers has no words for.
+"""Prefix of ``model_type`` for a pruned model that transformers has no keys for.
 
 Its family is that of its base.
 """

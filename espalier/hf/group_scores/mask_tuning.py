@@ -1,8 +1,8 @@
 """Rescaling stage of Mask Tuning (Kwon et al. 2022): normal equations and scales of kept groups.
 
-Samples pass through the blocks of the dense model while the removed groups are silenced, so that
+Samples pass through the blocks of the dense model with the removed groups set to zero, so that
 every block gets the input that it gets in the pruned model. Before the removed groups of a part are
-silenced, the output that all of its groups would give is recorded. Scales bring the output of the
+set to zero, the output that all of its groups would give is recorded. Scales bring the output of the
 kept groups close to that output, separately for each block and kind.
 """
 
@@ -36,7 +36,7 @@ the block.
 
 
 class _Silencing:
-    """Forward pre-hook that sums second moments of the input and silences removed groups."""
+    """Forward pre-hook that sums second moments of the input, then sets removed groups to zero."""
 
     def __init__(self, stays: Tensor, watches: bool) -> None:
         self.moments: Tensor | None = None

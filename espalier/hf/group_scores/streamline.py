@@ -67,7 +67,7 @@ def stretch_cosines(stream: BlockStream, samples: Tensor, span: int, *, after_no
     return torch.tensor(means, dtype=torch.float64)
 
 
-def likest(cosines: Tensor) -> int:
+def most_similar_stretch(cosines: Tensor) -> int:
     """Return the first block of the stretch with the highest cosine; of equal ones, the first."""
     return int(cosines.argmax())
 

@@ -119,7 +119,7 @@ class _Scores:
         ]
 
     def collect(self) -> None:
-        """Add what the present gradients say, and free them."""
+        """Add the scores of the current gradients, and free the gradients."""
         for index, linear, weight in self._weights:
             if weight.grad is not None:
                 product = weight.detach() * weight.grad

@@ -27,7 +27,7 @@ from safetensors.torch import load, save
 
 from espalier.hf.files.tensor_pieces import pieces
 from espalier.hf.nf4.blocks import BLOCK
-from espalier.hf.nf4.checkpoint import held_in_nf4
+from espalier.hf.nf4.checkpoint import stored_in_nf4
 from espalier.hf.nf4.matrices import Nf4Matrix, bitsandbytes, quantise, require_quantisable
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.models.plan import LinearPlan
@@ -47,7 +47,7 @@ def quantised_linears(
 
     If the model's files hold all matrices in NF4, these are yielded unchanged: nothing is quantised
     or cached, and the files determine whether the scales are quantised. Matrices that were cut,
-    scaled or replaced are not held in NF4. Raises InputError if the folder is not writable, the
+    scaled or replaced are not stored in NF4. Raises InputError if the folder is not writable, the
     model's files are damaged, or a matrix has rows that are not a whole number of blocks.
 
     Parameters
@@ -58,16 +58,16 @@ def quantised_linears(
     """
     require_quantisable(model.plan)
     linears = model.plan.linears
-    held = [held_in_nf4(model.checkpoint, linear.parameter) for linear in linears]
+    stored = [stored_in_nf4(model.checkpoint, linear.parameter) for linear in linears]
     folder = None
-    if cache_folder is not None and None in held:
+    if cache_folder is not None and None in stored:
         folder = marked_folder(cache_folder, cache_key(model))
         with suppress(FileNotFoundError):
             # The node deletes entries that were not used for its number of days.
             os.utime(folder / LOCK)
-    for linear, found in zip(beats(linears, "loading matrix"), held, strict=True):
-        if found is not None and None not in held:
-            yield linear, found[0].matrix(found[1], device)
+    for linear, codes in zip(beats(linears, "loading matrix"), stored, strict=True):
+        if codes is not None and None not in stored:
+            yield linear, codes[0].matrix(codes[1], device)
         elif folder is None:
             yield linear, _quantised(model, linear, device)
         else:

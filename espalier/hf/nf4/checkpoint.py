@@ -58,7 +58,7 @@ In float32 they take 4 MiB.
 
 
 @dataclass(frozen=True)
-class HeldMatrix:
+class QuantisationState:
     """Content of the quantisation state of a matrix."""
 
     shape: tuple[int, int]
@@ -144,8 +144,8 @@ class QuantisedCheckpoint(Checkpoint):
             for name, stored in files.tensors.items()
             if stored.dtype == "U8" and name.endswith(".weight")
         ]
-        self.matrices: dict[str, HeldMatrix] = {
-            name: self._held(name) for name in sorted({*of.values(), *packed})
+        self.matrices: dict[str, QuantisationState] = {
+            name: self._state_of(name) for name in sorted({*of.values(), *packed})
         }
         """Quantisation state of each NF4 matrix, by name."""
         if not self.matrices:
@@ -165,7 +165,7 @@ class QuantisedCheckpoint(Checkpoint):
         }
         self._right_tables: set[str] = set()
 
-    def _held(self, name: str) -> HeldMatrix:
+    def _state_of(self, name: str) -> QuantisationState:
         """Return the quantisation state of a matrix after checking all tensors of the matrix."""
         key = f"{name}.{STATE}"
         state = self.files.tensors.get(key)
@@ -174,11 +174,11 @@ class QuantisedCheckpoint(Checkpoint):
         try:
             if state.dtype != "U8" or state.num_bytes > LONGEST_STATE:
                 raise ValueError(f"it is no text of at most {LONGEST_STATE} bytes")
-            held = held_matrix(b"".join(self.files.chunks(key)), self.double_quantisation)
+            parsed = parse_state(b"".join(self.files.chunks(key)), self.double_quantisation)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._wrong(key, f"was not written by bitsandbytes: {error}") from None
-        parts = stored_parts(held.shape, self.double_quantisation)
-        specs = {name: TensorSpec("U8", (math.prod(held.shape) // 2, 1))}
+        parts = stored_parts(parsed.shape, self.double_quantisation)
+        specs = {name: TensorSpec("U8", (math.prod(parsed.shape) // 2, 1))}
         specs |= {f"{name}.{part}": spec for part, spec in parts.items()}
         for part, spec in specs.items():
             stored = self.files.tensors.get(part)
@@ -189,7 +189,7 @@ class QuantisedCheckpoint(Checkpoint):
                     part,
                     f"is {stored.dtype} {list(stored.shape)}, not {spec.dtype} {list(spec.shape)}",
                 )
-        return held
+        return parsed
 
     def _wrong(self, name: str, what: str) -> EspalierError:
         """Return the error for a tensor that belongs to a matrix in NF4."""
@@ -304,7 +304,7 @@ class QuantisedCheckpoint(Checkpoint):
         self._right_tables.add(name)
 
 
-def held_matrix(state: bytes, double_quantisation: bool) -> HeldMatrix:
+def parse_state(state: bytes, double_quantisation: bool) -> QuantisationState:
     """Parse the quantisation state of a matrix.
 
     Raises ValueError if the state is not a JSON text, or it describes another quantisation than NF4
@@ -331,10 +331,10 @@ def held_matrix(state: bytes, double_quantisation: bool) -> HeldMatrix:
             or not math.isfinite(offset)
         ):
             raise ValueError("its scales are quantised in an unknown way")
-    return HeldMatrix((shape[0], shape[1]), offset if double_quantisation else None)
+    return QuantisationState((shape[0], shape[1]), offset if double_quantisation else None)
 
 
-def held_in_nf4(checkpoint: Checkpoint, name: str) -> tuple[QuantisedCheckpoint, str] | None:
+def stored_in_nf4(checkpoint: Checkpoint, name: str) -> tuple[QuantisedCheckpoint, str] | None:
     """Return the files that hold a matrix in NF4, and its name there.
 
     Returns None if the matrix is not in NF4, or if rows or columns were cut or scaled.
@@ -343,7 +343,7 @@ def held_in_nf4(checkpoint: Checkpoint, name: str) -> tuple[QuantisedCheckpoint,
         part = checkpoint.parts.get(name)
         if part is None or not part.is_whole or name in checkpoint.given:
             return None
-        return held_in_nf4(checkpoint.base, part.source)
+        return stored_in_nf4(checkpoint.base, part.source)
     if isinstance(checkpoint, QuantisedCheckpoint) and name in checkpoint.matrices:
         return checkpoint, name
     return None

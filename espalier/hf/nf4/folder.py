@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from espalier.errors import InputError
-from espalier.hf.export.model import made_whole
+from espalier.hf.export.model import replacing_folder
 from espalier.hf.files.checkpoint import SINGLE, STORED_DTYPES, write_shard
 from espalier.hf.files.tensor_pieces import pieces
 from espalier.hf.nf4.checkpoint import (
     CONFIG_KEY,
     STATE,
     STATE_BYTES,
-    held_in_nf4,
+    stored_in_nf4,
     stored_parts,
 )
 from espalier.hf.nf4.matrices import Nf4Matrix, quantise, require_quantisable, state_of, tables
@@ -55,7 +55,7 @@ def write_quantised(model: OpenedModel, target: Path, double_quantisation: bool 
     require_quantisable(model.plan)
     config = quantised_config(model, double_quantisation)
     dtype = getattr(torch, _compute_dtype(model))
-    with made_whole(target) as unfinished:
+    with replacing_folder(target) as unfinished:
         write_shard(
             unfinished / SINGLE,
             quantised_specs(model, double_quantisation),
@@ -168,7 +168,7 @@ def _linears(model: OpenedModel) -> dict[str, LinearPlan]:
 
 
 def _quantised(model: OpenedModel, linear: LinearPlan, double_quantisation: bool) -> Nf4Matrix:
-    stored = held_in_nf4(model.checkpoint, linear.parameter)
+    stored = stored_in_nf4(model.checkpoint, linear.parameter)
     # Quantising dequantised weights again could change the bits, so existing codes are reused.
     if stored is not None and stored[0].double_quantisation == double_quantisation:
         return stored[0].matrix(stored[1], CPU)

@@ -60,7 +60,7 @@ class Nf4Matrix:
         return {name: own for name in names if (own := getattr(self, name)) is not None}
 
 
-def hush() -> None:
+def silence_bitsandbytes() -> None:
     """Suppress warnings of bitsandbytes about features that Espalier does not use.
 
     They concern a kernel for AVX512-BF16, and an old part of torch that torch itself imports for
@@ -75,7 +75,7 @@ def hush() -> None:
 
 def bitsandbytes() -> Any:
     """Import bitsandbytes and return the module; InputError if it is not installed."""
-    hush()
+    silence_bitsandbytes()
     try:
         import bitsandbytes as library
     except ModuleNotFoundError:
@@ -152,11 +152,11 @@ def tables(device: torch.device) -> dict[str, Tensor]:
 
 
 def linear_of(
-    matrix: Nf4Matrix, known: dict[str, Tensor], compute_dtype: torch.dtype, bias: bool
+    matrix: Nf4Matrix, lookup: dict[str, Tensor], compute_dtype: torch.dtype, bias: bool
 ) -> nn.Module:
     """Return a ``bitsandbytes.nn.Linear4bit`` with a quantised matrix; a bias stays on meta.
 
-    ``known`` are the lookup tables, which all linears share; ``compute_dtype`` is the dtype of the
+    ``lookup`` are the tables of values, which all linears share; ``compute_dtype`` is the dtype of the
     matrix product.
     """
     library = bitsandbytes()
@@ -176,7 +176,7 @@ def linear_of(
         # Already quantised: without ``bnb_quantized`` moving it to a device would quantise again.
         matrix.packed,
         requires_grad=False,
-        quant_state=state_of(matrix, known, compute_dtype),
+        quant_state=state_of(matrix, lookup, compute_dtype),
         blocksize=BLOCK,
         compress_statistics=matrix.offset is not None,
         quant_type="nf4",
@@ -187,10 +187,10 @@ def linear_of(
     return linear
 
 
-def dequantised(matrix: Nf4Matrix, known: dict[str, Tensor]) -> Tensor:
-    """Return the weights, float32, with the shape of the matrix; ``known`` are the tables."""
+def dequantised(matrix: Nf4Matrix, lookup: dict[str, Tensor]) -> Tensor:
+    """Return the weights, float32, with the shape of the matrix; ``lookup`` are the tables."""
     return bitsandbytes().functional.dequantize_4bit(
-        matrix.packed, state_of(matrix, known, torch.float32)
+        matrix.packed, state_of(matrix, lookup, torch.float32)
     )
 
 
@@ -230,7 +230,7 @@ def row_reader(packed: Tensor, state: Any) -> Callable[[int, int], Tensor]:
     return read
 
 
-def state_of(matrix: Nf4Matrix, known: dict[str, Tensor], dtype: torch.dtype) -> Any:
+def state_of(matrix: Nf4Matrix, lookup: dict[str, Tensor], dtype: torch.dtype) -> Any:
     """Return the ``bitsandbytes.functional.QuantState`` of a matrix, everything but the codes.
 
     ``dtype`` is that of dequantised weights.
@@ -241,14 +241,14 @@ def state_of(matrix: Nf4Matrix, known: dict[str, Tensor], dtype: torch.dtype) ->
     if matrix.offset is not None:
         nested = make(
             matrix.nested_absmax,
-            code=known["nested_table"],
+            code=lookup["nested_table"],
             blocksize=NESTED_BLOCK,
             dtype=torch.float32,
         )
     return make(
         matrix.absmax,
         shape=torch.Size(matrix.shape),
-        code=known["table"],
+        code=lookup["table"],
         blocksize=BLOCK,
         quant_type="nf4",
         dtype=dtype,

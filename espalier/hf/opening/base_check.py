@@ -106,8 +106,8 @@ def require_same_logits(model: OpenedModel, computing: Computing, samples: Tenso
     expected = whole_logits(plain, samples.to(computing.device))
     difference = relative_difference(logits, expected)
     # bitsandbytes computes in its own dtype, so the tolerance is that of bfloat16.
-    held_in_nf4 = model.stored is not model.checkpoint
-    if not difference <= tolerance(torch.bfloat16 if held_in_nf4 else computing.dtype):
+    in_nf4 = model.stored is not model.checkpoint
+    if not difference <= tolerance(torch.bfloat16 if in_nf4 else computing.dtype):
         raise InputError(
             f"{model.directory}: read block by block, the model's logits differ from those of"
             f" plain transformers by {difference:.3g} of the largest, so a result would not be"

@@ -74,7 +74,7 @@ class OpenedModel:
     """Model directory in Hugging Face layout, or the part of it that a structure keeps.
 
     Matrices that the files hold in NF4 (``write_quantised``, or transformers with bitsandbytes)
-    appear as float32, and ``config`` does not say that they are quantised. ``held_in_nf4`` finds
+    appear as float32, and ``config`` does not say that they are quantised. ``stored_in_nf4`` finds
     their codes.
 
     Parameters

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.errors import InputError
-from espalier.hf.export.model import edited_tensors, made_whole, write_card, write_shards
+from espalier.hf.export.model import edited_tensors, replacing_folder, write_card, write_shards
 from espalier.hf.families import SLICED, Family
 from espalier.hf.files.checkpoint import INDEX
 from espalier.hf.files.tensor_names import missing_tensor
@@ -32,7 +32,7 @@ def export_sliced(model: OpenedModel, target: Path, card: str = "") -> None:
 
     The directory appears complete or, with ``InputError``, not at all.
     """
-    with made_whole(target) as unfinished:
+    with replacing_folder(target) as unfinished:
         specs = specs_of(model)
         write_shards(specs, edited_tensors(model, specs, dense, "writing"), unfinished)
         # The configuration is another one, so it is not copied.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 STRUCTURE = "structure"
-"""Key of ``config.json`` for what transformers has no words for."""
+"""Key of ``config.json`` for parts of a structure that transformers has no keys for."""
 GLOBAL_ACCESS = "allow_global_per_layer_attribute_access"
 """Key of ``config.json`` that lets transformers read values of the whole model.
 
@@ -33,7 +33,7 @@ BLOCK_KEYS = ("layer_types", "no_rope_layers")
 """Keys of ``config.json`` for lists with one value per block."""
 
 STRUCTURED_CLASS = "Structured"
-"""Prefix of the class names of models that transformers has no words for."""
+"""Prefix of the class names of models with parts that transformers has no keys for."""
 UNEVEN_CLASS = "Uneven"
 """Prefix of the class names of models that ``per_layer_config`` describes."""
 
@@ -73,7 +73,7 @@ def structured_config(
     cut : structure relative to the base
     structure : structure relative to the original, uncut model
     """
-    config = _of_the_family(base)
+    config = _without_widths(base)
     sources = [block.source for block in cut.blocks]
     for key in BLOCK_KEYS:
         # Otherwise transformers derives the values from the new block numbers. Without sliding
@@ -89,12 +89,12 @@ def structured_config(
         "model_type": STRUCTURED + config["model_type"],
         **_per_layer(family, plan, structure),
     }
-    if rest := _rest(family, plan, structure):
+    if rest := _structure_entry(family, plan, structure):
         config[STRUCTURE] = rest
     return config
 
 
-def _of_the_family(document: Mapping[str, Any]) -> dict[str, Any]:
+def _without_widths(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration without widths of blocks, and for the classes of the family."""
     # Everything that describes the former cut.
     own = (PER_LAYER, STRUCTURE, GLOBAL_ACCESS, "auto_map")
@@ -143,8 +143,8 @@ def _widths(family: Family, plan: ModelPlan, sizes: Sizes) -> dict[str, int]:
     }
 
 
-def _rest(family: Family, plan: ModelPlan, structure: Structure) -> dict[str, Any]:
-    """Return what transformers has no words for, for the key ``structure``."""
+def _structure_entry(family: Family, plan: ModelPlan, structure: Structure) -> dict[str, Any]:
+    """Return the value of the key ``structure``: parts that transformers has no keys for."""
     rest: dict[str, Any] = {}
     # Without a key for key-value heads, the width of a head follows from the number of heads.
     if not family.kv_heads_key and _cuts_heads(plan, structure):
@@ -174,30 +174,30 @@ def bias_key(family: Family, linear: str) -> str | None:
     return "" if family.name in WITH_BIASES else BIAS_KEYS.get((family.name, linear))
 
 
-def _words_of_the_family(
+def _family_config(
     document: Mapping[str, Any], family: Family, plan: ModelPlan, structure: Structure
 ) -> dict[str, Any] | None:
     """Return a pruned model's configuration without widths, with the keys of added biases.
 
-    Returns None if the family has no words for something else than widths.
+    Returns None if the structure has other parts that the family has no keys for.
     """
     keys = [bias_key(family, name) for name in structure.added_biases]
     # Residual dimensions, head widths and some biases are unknown to transformers.
     without_head_dim = not family.kv_heads_key and _cuts_heads(plan, structure)
     if structure.cuts_residual or without_head_dim or None in keys:
         return None
-    return _of_the_family(document) | {key: True for key in keys if key}
+    return _without_widths(document) | {key: True for key in keys if key}
 
 
 def uneven_config(
     document: Mapping[str, Any], family: Family, plan: ModelPlan, structure: Structure
 ) -> dict[str, Any] | None:
-    """Return the configuration of a pruned model in the words of transformers.
+    """Return the configuration of a pruned model with keys of transformers only.
 
-    Blocks may have different widths. Returns None if transformers has no words for the rest. The
+    Blocks may have different widths. Returns None if transformers has no keys for the rest. The
     document is a result of ``structured_config``; plan and structure are those given to it.
     """
-    config = _words_of_the_family(document, family, plan, structure)
+    config = _family_config(document, family, plan, structure)
     return None if config is None else config | _per_layer(family, plan, structure)
 
 
@@ -211,7 +211,7 @@ def plain_config(
     """
     # Blocks that differ have no common configuration.
     sizes, *others = {sizes_of(plan, block) for block in plan.blocks}
-    config = _words_of_the_family(document, family, plan, structure)
+    config = _family_config(document, family, plan, structure)
     if others or config is None:
         return None
     if _cuts_heads(plan, structure):

@@ -2,8 +2,9 @@
 
 - ``compact``: the kept parts of the tensors, ``structure.json``, and, unless blocks are alike, the
   code that builds blocks of different widths (``modeling_structured.py``). transformers runs the
-  code with ``trust_remote_code=True``. If transformers has words for the model, ``config.json`` is
-  in its words (``uneven_config``), and releases whose layers read them need no remote code.
+  code with ``trust_remote_code=True``. If transformers has keys for everything in the model,
+  ``config.json`` has only these (``uneven_config``), and releases whose layers read them need no
+  remote code.
 - ``plain``: the same parts, for transformers without additional code. All blocks must be alike:
   blocks were dropped, or all have the same widths.
 - ``zero-filled``: the base's shapes with zeros for everything that was cut, for transformers
@@ -22,7 +23,7 @@ from espalier.errors import InputError
 from espalier.hf.export.model import (
     check_export,
     check_logits,
-    made_whole,
+    replacing_folder,
     require_written,
     shard_by_shard,
     weight_reader,
@@ -74,7 +75,7 @@ def possible_forms(model: OpenedModel) -> dict[Form, str]:
             f"{model.directory} holds a smaller model itself, and what was cut from it is not there"
         )
     if plain_config(model.config, model.family, model.plan, structure) is None:
-        refused["plain"] = "its blocks are not alike, or transformers has no words for their shape"
+        refused["plain"] = "its blocks are not alike, or transformers has no keys for their shape"
     if missing := [name for name in structure.added_biases if bias_key(model.family, name) is None]:
         refused["zero-filled"] = (
             f"transformers' {model.family.name} has no bias at {' and '.join(missing)}"
@@ -141,7 +142,7 @@ def export_structured(
     """
     # Fail before anything is written.
     require_form(model, form)
-    with made_whole(target) as unfinished:
+    with replacing_folder(target) as unfinished:
         if form == "zero-filled":
             write_shards(_filled_specs(model), _filled(model, edits), unfinished)
         else:
@@ -191,12 +192,12 @@ def config_of(model: OpenedModel, form: Form) -> dict[str, Any]:
         return base.config | {
             key: True for name in structure.added_biases if (key := bias_key(model.family, name))
         }
-    # Plain words whenever the family has them.
-    words = (model.config, model.family, model.plan, structure)
-    if (plain := plain_config(*words)) is not None:
+    # Keys of the family whenever they are enough.
+    described = (model.config, model.family, model.plan, structure)
+    if (plain := plain_config(*described)) is not None:
         return plain
     assert form == "compact"
-    config = uneven_config(*words) or model.config
+    config = uneven_config(*described) or model.config
     cls = modeling_structured.CLASSES[config["model_type"]]
     auto = {
         "AutoConfig": f"{CODE.stem}.{cls.config_class.__name__}",
@@ -208,8 +209,8 @@ def config_of(model: OpenedModel, form: Form) -> dict[str, Any]:
 def architecture_of(name: str, config: Mapping[str, Any]) -> str:
     """Return the class name of a pruned model for ``architectures`` of its configuration.
 
-    ``name`` is that of Espalier's class. It is that of the family if transformers has words for the
-    model.
+    ``name`` is that of Espalier's class. It is that of the family if transformers has keys for
+    everything in the model.
     """
     if str(config["model_type"]).startswith(STRUCTURED):
         return name

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from espalier.environment.imports import importing
 from espalier.hf.families import Family
-from espalier.hf.nf4.matrices import hush
+from espalier.hf.nf4.matrices import silence_bitsandbytes
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.edits import Edits, WeightEdit
 from espalier.models.adapters import AdapterPlan, Tensors
@@ -40,7 +40,7 @@ def lora_config(
     otherwise. It also holds paths if a name is the suffix of another module's path, such as BERT's
     ``output.dense`` and ``attention.output.dense``: peft would adapt both.
     """
-    hush()
+    silence_bitsandbytes()
     with importing():
         from peft import LoraConfig
 
@@ -81,7 +81,7 @@ def put_in(
     The values are random values of peft; ``set_values`` sets others. Global random generators keep
     their state. A classification head that was trainable stays trainable.
     """
-    hush()
+    silence_bitsandbytes()
     with importing():
         from peft import inject_adapter_in_model
 

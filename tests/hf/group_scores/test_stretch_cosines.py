@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import OPTConfig, PretrainedConfig, Qwen3Config
 
-from espalier.hf.group_scores.streamline import likest, stretch_cosines
+from espalier.hf.group_scores.streamline import most_similar_stretch, stretch_cosines
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from tests.hf.tiny_models import (
@@ -104,6 +104,6 @@ def test_final_norm_decides_on_last_block(tmp_path: Path) -> None:
     stream = BlockStream(OpenedModel(tmp_path), CPU)
     samples = token_sequences(2, 8)
     before_norm = stretch_cosines(stream, samples, 1, after_norm=False)
-    assert likest(before_norm) == 2
+    assert most_similar_stretch(before_norm) == 2
     assert float(before_norm[2]) == pytest.approx(1.0)
-    assert likest(stretch_cosines(stream, samples, 1, after_norm=True)) == 1
+    assert most_similar_stretch(stretch_cosines(stream, samples, 1, after_norm=True)) == 1
