@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from client_app.protocol.push import take
+from client_app.protocol.push import store_part
 from client_app.site import Site
 from espalier.messages.contract import Contract, Side
 from espalier.messages.message import Fields, MessageBody
@@ -50,7 +50,7 @@ class TestOptions(Federations):
             return replace(honest(*arguments), up=Side(Lacks))
 
         def take_part(site: Site, request: MessageBody) -> MessageBody:
-            body = take(site, request)
+            body = store_part(site, request)
             return replace(
                 body, fields={"blob_sha256": [sha256(blob) for blob in request.blobs.values()]}
             )

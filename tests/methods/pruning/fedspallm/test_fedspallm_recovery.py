@@ -47,7 +47,7 @@ class TestRounds(SpaLLMRounds):
 
         Layers that these clients hold but do not read follow at the end.
         """
-        damaged = {0: "", 1: "held.json", 2: "*.blob"}
+        damaged = {0: "", 1: "stored-layers.json", 2: "*.blob"}
         grid = six.grid()
         lost = set[int]()
         kinds = list[tuple[int, str]]()
