@@ -24,6 +24,7 @@ from flwr.app import Context, RecordDict
 from espalier.launch.app import find_app
 from espalier.launch.configuration import configuration
 from espalier.launch.presets import preset_files
+from tests.processes.method_runs import METHODS
 
 RESULTS = ("model", "adapter", "clients", "masks.safetensors")
 TEXTS = (".md", ".py")
@@ -31,8 +32,13 @@ SHORT = ("evaluation.max-samples=1", "evaluation.centralized=off")
 VARIANTS = {
     "fedprllm-iterative": ["fedprllm", "pruning.strategy=iterative"],
     "llm-pruner-rescale": ["llm-pruner", "llm-pruner.rescale=groups"],
+    **{
+        f"{method}-short": [f"method={method}", *words]
+        for method, (words, _) in METHODS.items()
+        if not any("{folder}" in word for word in words)
+    },
 }
-"""Settings that no preset has, by the name of the variant."""
+"""Settings that no preset has, by the name of the variant; also the short runs of ``tests``."""
 
 
 def presets() -> list[str]:
@@ -101,7 +107,10 @@ def main() -> int:
     if arguments.compare is None:
         return 0
     before = json.loads(arguments.compare.read_text())
-    changed = [name for name in chosen if found[name] != before[name]]
+    for name in chosen:
+        if name not in before:
+            print(f"{name}: is not in {arguments.compare}, so it was not compared")
+    changed = [name for name in chosen if found[name] != before.get(name, found[name])]
     print(f"changed: {', '.join(changed)}" if changed else "no result has changed")
     return 1 if changed else 0
 

@@ -68,9 +68,9 @@ def reserve(node: NodeSettings, manifest: Manifest) -> None:
     # One process at a time: two runs must not reserve the same space.
     with in_turn(models):
         # Room is made only if it is needed.
-        if most is not None and _taken_beside(folder) + wanted > most:
+        if most is not None and _used_by_others(folder) + wanted > most:
             _remove_abandoned(folder)
-        if most is not None and (taken := _taken_beside(folder)) + wanted > most:
+        if most is not None and (taken := _used_by_others(folder)) + wanted > most:
             raise InputError(
                 f"max-model-bytes = {most}: models of other runs use or have reserved {taken}"
                 f" bytes, so there is no room for this model of {wanted} bytes; raise the limit"
@@ -84,7 +84,7 @@ def reserve(node: NodeSettings, manifest: Manifest) -> None:
                 write_json(folder / RESERVED, {"bytes": wanted}, OWNER_ONLY_FILE)
 
 
-def _taken_beside(own: Path) -> int:
+def _used_by_others(own: Path) -> int:
     """Return the number of bytes that other models use or have reserved."""
     return sum(
         _taken(folder) for folder in own.parent.iterdir() if folder.is_dir() and folder != own

@@ -1,1 +1,1 @@
-"""Flower strategies: one file per method, and the engine that they share."""
+"""Flower strategies: one module or folder per method, and what they share."""

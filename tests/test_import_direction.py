@@ -4,6 +4,8 @@ docs/develop/architecture.md has both rules.
 """
 
 import ast
+import subprocess
+import sys
 from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -288,3 +290,18 @@ def test_modules_have_no_cycles() -> None:
     }
     # Raises ``CycleError`` with the modules of a cycle.
     TopologicalSorter(graph).prepare()
+
+
+def test_methods_models_and_settings_load_neither_torch_nor_flower() -> None:
+    """``espalier plan`` of settings, completion and the pages read them without these libraries."""
+    program = """
+import importlib, pkgutil, sys
+import espalier.methods, espalier.models, espalier.settings
+
+for package in (espalier.methods, espalier.models, espalier.settings):
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
+sys.exit(", ".join({"torch", "flwr", "transformers"} & sys.modules.keys()) or 0)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -15,7 +15,7 @@ from espalier.errors import InputError, first_line
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 """Index that names the weight files of a sharded model; ``SINGLE`` takes precedence over it."""
-WRITE_ANEW = "write the model again with save_pretrained"
+WRITE_AGAIN = "write the model again with save_pretrained"
 ADAPTER = "adapter_config.json"
 KNOWN = {
     "config.json",
@@ -120,7 +120,7 @@ def download_model(name: str, *, weights: bool = True) -> str:
         if not (folder / INDEX).exists():
             raise InputError(
                 f"model = {name!r}: the repository on the Hugging Face hub has neither {SINGLE} nor"
-                f" {INDEX}; name a model in safetensors format, or {WRITE_ANEW}"
+                f" {INDEX}; name a model in safetensors format, or {WRITE_AGAIN}"
             )
         _download(pinned, shard_names(folder / INDEX))
     return pinned
@@ -180,7 +180,7 @@ def shard_names(index: Path) -> list[str]:
     weight_map = document.get("weight_map")
     # transformers fails without the key "metadata".
     if not isinstance(weight_map, dict) or "metadata" not in document:
-        raise InputError(f"{index}: has no 'weight_map' or no 'metadata'; {WRITE_ANEW}")
+        raise InputError(f"{index}: has no 'weight_map' or no 'metadata'; {WRITE_AGAIN}")
     names = sorted({str(name) for name in weight_map.values()})
     if others := [name for name in names if Path(name).name != name]:
         raise InputError(

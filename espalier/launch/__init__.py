@@ -1,1 +1,1 @@
-"""The ``espalier`` command."""
+"""Runs, and the processes that they start."""

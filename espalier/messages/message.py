@@ -24,7 +24,7 @@ Kind = Literal[
 
 MAX_NAME = 64
 """Maximum number of characters in the name of a field."""
-TOLD_NAMES = 8
+MAX_NAMES = 8
 """Maximum number of wrong fields or records that an error names."""
 
 MAX_SECONDS = 1e9
@@ -158,5 +158,5 @@ def validate(model: type[S], values: Mapping[str, Any]) -> S:
 
 def named(names: set[str]) -> str:
     """Return the first few of the names that a sender chose, sorted and made printable."""
-    rest = f" and {len(names) - TOLD_NAMES} more" if len(names) > TOLD_NAMES else ""
-    return ", ".join(printable(name, MAX_NAME) for name in nsmallest(TOLD_NAMES, names)) + rest
+    rest = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(printable(name, MAX_NAME) for name in nsmallest(MAX_NAMES, names)) + rest

@@ -67,11 +67,11 @@ class Reply:
     """Fields of ``fetch``."""
     report: type[Report] = Report
     """Fields of the reply to ``train``; later parts have none."""
-    brought: BlockSpecs = field(default_factory=dict)
+    request_blobs: BlockSpecs = field(default_factory=dict)
     """Specs of the blobs of a ``train`` request."""
     fetched_with: BlockSpecs = field(default_factory=dict)
     """Specs of the blobs of a ``fetch`` request, which determine the shapes of the parts."""
-    check_brought: CheckValues | None = None
+    check_request: CheckValues | None = None
     """Check of the values of a request's blobs."""
     check_values: CheckValues | None = None
     """Check of the values of a reply's blobs."""
@@ -114,8 +114,8 @@ class Reply:
             parts=parts,
             down=Side(
                 self.part_order if fetched else self.order,
-                self.fetched_with if fetched else self.brought,
-                self.check_brought,
+                self.fetched_with if fetched else self.request_blobs,
+                self.check_request,
                 has_all_hashes if fetched else self.check_order,
             ),
             up=Side(
@@ -153,7 +153,7 @@ class Push:
     """Check of the fields of each part."""
     first: int = 0
     """Number of the first part; lower numbers belong to other messages."""
-    beside: BlockSpecs = field(default_factory=dict)
+    extra: BlockSpecs = field(default_factory=dict)
     """Specs of blobs that every part includes."""
 
     def contract(self, request: MessageBody, run: RunSettings) -> Contract:
@@ -171,7 +171,7 @@ class Push:
                 f"message: part {request.header.part} of a push does not exist, there are"
                 f" {len(parts)}"
             )
-        blobs = {key: self.specs[key] for key in parts[part]} | dict(self.beside)
+        blobs = {key: self.specs[key] for key in parts[part]} | dict(self.extra)
         down = Side(self.order, blobs, self.check_values, self.check_order)
         return Contract("push", run.method, down, Side(NoFields), self.observer, pushed=parts)
 

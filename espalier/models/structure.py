@@ -355,8 +355,8 @@ def structured_plan(plan: ModelPlan, structure: Structure) -> ModelPlan:
         linears = [_cut_linear(plan, one, index, block, structure) for one in whole.linears]
         blocks.append(BlockPlan(index, tuple(linears), whole.others))
     # Embeddings, final norm and head stay as they are.
-    beside = plan.num_parameters - sum(block.num_parameters for block in plan.blocks)
-    num_parameters = beside + sum(block.num_parameters for block in blocks)
+    outside = plan.num_parameters - sum(block.num_parameters for block in plan.blocks)
+    num_parameters = outside + sum(block.num_parameters for block in blocks)
     return replace(plan, blocks=tuple(blocks), num_parameters=num_parameters)
 
 

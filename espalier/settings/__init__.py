@@ -1,1 +1,1 @@
-"""Settings of a run and of a node, derived seeds, and the error for invalid settings."""
+"""Settings of a run and of a node, and the registry of methods."""

@@ -28,7 +28,7 @@ from strategies.averaging.adapters import AdapterResult
 from strategies.base.inbox import Inbox
 from strategies.base.rounds import Rounds
 
-LARGEST_TOLD = 1e15
+MAX_FACTOR = 1e15
 """Largest factor that is reported; a tensor that was clipped to zero has no finite one."""
 
 
@@ -67,7 +67,7 @@ class UpdateLimits:
         # A tensor that was made larger counts as much as one that was made smaller.
         low, high = sorted((claimed, counted))
         self._clipped.setdefault(client, {})[place] = (
-            min(high / low, LARGEST_TOLD) if low > 0 else LARGEST_TOLD
+            min(high / low, MAX_FACTOR) if low > 0 else MAX_FACTOR
         )
 
     def tell(self, rounds: Rounds, what: str = "update") -> None:

@@ -112,15 +112,15 @@ class CheckpointFolder:
 
     def _remedy(self, damaged: Path) -> str:
         """Return what remains of the checkpoints, and what to do, as text."""
-        anew = f"restore {damaged} from a backup, or start a new run (resume-from = '')"
+        remedy = f"restore {damaged} from a backup, or start a new run (resume-from = '')"
         if not self._previous.exists():
-            return f"no earlier round remains: {anew}"
+            return f"no earlier round remains: {remedy}"
         try:
             before = read_sealed(self._previous, VERSION)
         except EspalierError as error:
-            return f"no intact checkpoint remains ({error}): {anew}"
+            return f"no intact checkpoint remains ({error}): {remedy}"
         if self._damaged_blobs(before):
-            return f"the checkpoint after round {before['round']} needs damaged blobs too: {anew}"
+            return f"the checkpoint after round {before['round']} needs damaged blobs too: {remedy}"
         return (
             f"the checkpoint after round {before['round']} is intact: move {self._previous} to"
             f" {self._last} and resume again; the run continues from there, with the same result"

@@ -60,7 +60,7 @@ a day.
 NAMED = 4
 """Maximum number of clients that a progress line names."""
 
-TOLD_REASONS = 20
+MAX_REASONS = 20
 """Maximum number of reasons in the error for a missed quorum; ``summary.json`` has all."""
 
 Patience = Callable[[Seat], float]
@@ -598,8 +598,8 @@ class Rounds:
             f"{seat.site}: {seat.reason}" for seat in self.roster.seats.values() if seat.reason
         ]
         reasons += [f"{who}: {why}" for who, why in self.roster.refused.items()]
-        if (more := len(reasons) - TOLD_REASONS) > 0:
-            reasons = [*reasons[:TOLD_REASONS], f"and {more} more; see summary.json"]
+        if (more := len(reasons) - MAX_REASONS) > 0:
+            reasons = [*reasons[:MAX_REASONS], f"and {more} more; see summary.json"]
         return "".join(f"\n  {reason}" for reason in reasons)
 
 

@@ -201,10 +201,10 @@ class LlmStreamline(Method):
             return ClientOrder()
         start = self.result.start
         plan = self.run.model.plan
-        brought = layer_parts(plan, self.run.settings, start)[-1] if server_round > 2 else ()
+        last_keys = layer_parts(plan, self.run.settings, start)[-1] if server_round > 2 else ()
         return ClientOrder(
             Replace(start=start),
-            {key: self.result.blob(key) for key in brought},
+            {key: self.result.blob(key) for key in last_keys},
             fetch=lambda report, hashes: ReplacePart(blob_sha256=hashes, start=start),
         )
 

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 
 from espalier.settings.registry import METHODS
 from tests.pages.method_pages import page_of
@@ -25,6 +26,13 @@ ROWS = {
 def test_it_is_short() -> None:
     assert len(README.splitlines()) <= 150
     assert len(SHOWN) <= 9_600
+
+
+def test_every_paper_of_the_methods_can_be_cited() -> None:
+    papers = re.findall(r"https://(?:arxiv\.org|openreview\.net)[^)]*", README)
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert len(papers) > 10
+    assert set(papers) <= {reference["url"] for reference in citation["references"]}
 
 
 def test_it_has_the_two_commands() -> None:

@@ -64,9 +64,9 @@ def store_layers(state: PrivateState, server_round: int, stored: StoredLayers) -
     """
     state.save(server_round, "stored-layers", stored)
     # Blobs of the rounds before and after are still needed for repeated requests.
-    beside = [_document(state, server_round + step) for step in (-1, 1)]
+    adjacent = [_document(state, server_round + step) for step in (-1, 1)]
     state.lasting().keep_only(
-        {layer["blob"] for document in (stored, *beside) for layer in document.values()}
+        {layer["blob"] for document in (stored, *adjacent) for layer in document.values()}
     )
 
 

@@ -27,7 +27,13 @@ from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.input_statistics import pack_statistics
 from espalier.hf.structured.selection import open_cut
 from espalier.messages.message import Header, MessageBody
-from espalier.methods.pruning.llm_pruner import AIMS, JOINT, LlmPrunerSettings, cut_blocks, told_cut
+from espalier.methods.pruning.llm_pruner import (
+    AIMS,
+    JOINT,
+    LlmPrunerSettings,
+    cut_blocks,
+    request_cut,
+)
 from espalier.models.groups import Groups
 from espalier.storage.client_state import PrivateState
 from pruning_kernels.groups.slicing import packed
@@ -58,7 +64,7 @@ def _score(site: Site, request: MessageBody) -> MessageBody:
 def _measure(site: Site, request: MessageBody) -> MessageBody:
     job = site.settings.of(LlmPrunerSettings)
     # The cut is in the request, because it determines which groups are measured.
-    cut = told_cut(request, site.model.plan)
+    cut = request_cut(request, site.model.plan)
     # A request without a valid cut was refused before, when its contract was checked.
     assert cut is not None
 

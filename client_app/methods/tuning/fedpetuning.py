@@ -60,7 +60,7 @@ FIRST_ORDER = "first-order"
 
 
 @dataclass(frozen=True)
-class Beside:
+class Additions:
     """Additions of a method to the model (next to the trained adapters) and to the loss."""
 
     plan: AdapterPlan | None = None
@@ -73,10 +73,10 @@ class Beside:
     """Penalty on the trained tensors that replaces ``training.proximal``."""
 
 
-NOTHING = Beside()
+NOTHING = Additions()
 
 
-def train(site: Site, request: MessageBody, beside: Beside = NOTHING) -> MessageBody:
+def train(site: Site, request: MessageBody, additions: Additions = NOTHING) -> MessageBody:
     """Train the round's adapters and reply with the first part. Each round is answered once."""
     if site.settings.privacy.on:
         # The module imports this one.
@@ -91,7 +91,7 @@ def train(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Message
     def tune(state: PrivateState) -> TuningReport:
         # Enough data for everything that the run evaluates, before the first round trains.
         require_own_data(site, header)
-        report = _train(site, state, request, adapters, order.rank_limit, beside)
+        report = _train(site, state, request, adapters, order.rank_limit, additions)
         # The first order has the rank with which the client began, for the local baseline.
         if state.load_lasting(FIRST_ORDER) is None:
             state.save_lasting(FIRST_ORDER, order.model_dump())
@@ -99,7 +99,7 @@ def train(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Message
 
     # An order with other pushed adapters is another request.
     return answer_once(
-        site, request, tune, lambda _: {**beside.rests_on, **start_hashes(site, request)}
+        site, request, tune, lambda _: {**additions.rests_on, **start_hashes(site, request)}
     )
 
 
@@ -120,7 +120,7 @@ def _train(
     request: MessageBody,
     adapters: AdapterPlan,
     rank_limit: int,
-    beside: Beside,
+    additions: Additions,
 ) -> TuningReport:
     """Train, store all blobs, and return the report."""
     started = time.monotonic()
@@ -133,7 +133,7 @@ def _train(
     # Only HetLoRA lowers ranks.
     pruning = SelfPruning.of(site.settings, adapters, rank_limit)
     penalty = pruning.penalty if pruning is not None and pruning.regularisation > 0 else None
-    training = _training(site, sent, beside, request.header.client, first_step, penalty)
+    training = _training(site, sent, additions, request.header.client, first_step, penalty)
     with kernel_errors():
         # 1. Train.
         tensors, outcome = training.run(start, first_step, steps)
@@ -169,7 +169,7 @@ def report_of(
 def _training(
     site: Site,
     adapters: AdapterPlan,
-    beside: Beside,
+    additions: Additions,
     client: int,
     first_step: int = 0,
     penalty: Callable[[Tensors], Tensor] | None = None,
@@ -177,15 +177,15 @@ def _training(
     """Return a client's training; refuse a first round of fewer tokens than the policy requires."""
     settings = site.settings
     # A method's own penalty replaces the proximal term.
-    if beside.penalty is not None:
+    if additions.penalty is not None:
         settings = settings.without_proximal()
-        penalty = partial(beside.penalty, adapters)
+        penalty = partial(additions.penalty, adapters)
     training = AdapterTraining(
         model=site.model,
         computing=site.computing,
         settings=settings,
-        adapters=adapters.joined(beside.plan),
-        frozen=beside.values,
+        adapters=adapters.joined(additions.plan),
+        frozen=additions.values,
         penalty=penalty,
         sequences=client_sequences(settings, site.node, site.model, client),
         seed=derive_seed(settings.seed, "training", client=client),
@@ -197,7 +197,7 @@ def _training(
     return training
 
 
-def local_baseline(site: Site, request: MessageBody, beside: Beside = NOTHING) -> MessageBody:
+def local_baseline(site: Site, request: MessageBody, additions: Additions = NOTHING) -> MessageBody:
     """Compute the local baseline: adapters with the rank of this client's first order.
 
     They stay at this client.
@@ -213,17 +213,17 @@ def local_baseline(site: Site, request: MessageBody, beside: Beside = NOTHING) -
         order = state.load_lasting(FIRST_ORDER) or {"rank_limit": limit}
         whole = trained(site.model.plan, site.settings, order["rank_limit"])
         adapters = of_all_rounds(whole, site.settings)
-        blobs = _train_local_baseline(site, state, request.header, adapters, beside)
+        blobs = _train_local_baseline(site, state, request.header, adapters, additions)
         return {"rank_limit": order["rank_limit"], "blobs": blobs}
 
     return make_local_baseline(site, request, make)
 
 
 def _train_local_baseline(
-    site: Site, state: PrivateState, header: Header, adapters: AdapterPlan, beside: Beside
+    site: Site, state: PrivateState, header: Header, adapters: AdapterPlan, additions: Additions
 ) -> dict[str, str]:
     """Train for as many steps as in all rounds, and return the SHA-256 of each stored blob."""
-    training = _training(site, adapters, beside, header.client)
+    training = _training(site, adapters, additions, header.client)
     store = state.blobs(header.server_round)
     with kernel_errors():
         tensors, outcome = training.run(
@@ -236,7 +236,7 @@ def _train_local_baseline(
     }
 
 
-def evaluate(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Evaluation:
+def evaluate(site: Site, request: MessageBody, additions: Additions = NOTHING) -> Evaluation:
     """Prepare to evaluate the local baseline on evaluation text, and all models on own text.
 
     The local baseline has the client's own rank. The federated adapters have the full rank.
@@ -262,10 +262,10 @@ def evaluate(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Eval
         return {key: joined_tensors(result, key, block) for key, block in plain.items()}
 
     if site.settings.task.name == TEXT:
-        own = _edits(adapters, alone, beside)
-        before = _edits(result, {}, beside)
+        own = _edits(adapters, alone, additions)
+        before = _edits(result, {}, additions)
         return prepare_evaluation(
-            site, request, own, lambda: _edits(result, federated(), beside), before
+            site, request, own, lambda: _edits(result, federated(), additions), before
         )
     # Pushed adapters are needed only for the comparison on own text.
     pushed: Tensors = federated() if request.fields["own_text"] else {}
@@ -277,10 +277,10 @@ def evaluate(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Eval
             site.model,
             site.computing,
             site.settings,
-            result.joined(beside.plan),
+            result.joined(additions.plan),
             cache_of(site),
         )
-        adapted.set(beside.values)
+        adapted.set(additions.values)
         return adapted, adapted.values()
 
     def model_of(name: str) -> Any:
@@ -311,7 +311,7 @@ def _padded(whole: AdapterPlan, tensors: Tensors) -> dict[str, dict[str, Tensor]
     return padded
 
 
-def _edits(adapters: AdapterPlan, tensors: Tensors, beside: Beside) -> Edits:
-    """Return the edits that merge the adapters and ``beside`` into the blocks with tensors."""
-    plan = adapters.joined(beside.plan)
-    return merged(plan, {**tensors, **beside.values})
+def _edits(adapters: AdapterPlan, tensors: Tensors, additions: Additions) -> Edits:
+    """Return the edits that merge the adapters and ``additions`` into the blocks with tensors."""
+    plan = adapters.joined(additions.plan)
+    return merged(plan, {**tensors, **additions.values})

@@ -73,13 +73,18 @@ def _take_emulator(site: Site, request: MessageBody) -> MessageBody:
         state.save_lasting(LAST, {"aligned": part.aligned})
         # Blobs of older alignments are deleted.
         store.keep_only(
-            {blob for held in kept for hashes in held["parts"].values() for blob in hashes.values()}
+            {
+                blob
+                for stored in kept
+                for hashes in stored["parts"].values()
+                for blob in hashes.values()
+            }
         )
     return reply_to(request, NoFields())
 
 
 @dataclass(frozen=True)
-class HeldEmulator:
+class StoredEmulator:
     """Emulator LoRA that is stored at this client."""
 
     blocks: list[int]
@@ -96,7 +101,7 @@ class HeldEmulator:
             raise StateLost(f"train: the emulator's LoRA at this site: {error}") from None
 
 
-def held_emulator(state: PrivateState, aligned: int | None = None) -> HeldEmulator:
+def stored_emulator(state: PrivateState, aligned: int | None = None) -> StoredEmulator:
     """Return the stored emulator LoRA of an alignment; None means the last one.
 
     Raises StateLost if that alignment was not received here.
@@ -106,11 +111,11 @@ def held_emulator(state: PrivateState, aligned: int | None = None) -> HeldEmulat
         # The last one that was announced.
         aligned = (state.load_lasting(LAST) or {"aligned": NEVER})["aligned"]
     if aligned == NEVER:
-        return HeldEmulator([], {})
-    found = next((held for held in kept if held["aligned"] == aligned), None)
+        return StoredEmulator([], {})
+    found = next((stored for stored in kept if stored["aligned"] == aligned), None)
     if found is None:
         raise StateLost("train: the site has the emulator's LoRA of a different round")
-    return HeldEmulator(
+    return StoredEmulator(
         found["blocks"],
         {key: blob for part in found["parts"].values() for key, blob in part.items()},
     )
@@ -136,42 +141,44 @@ def train(site: Site, request: MessageBody) -> MessageBody:
     state = site.state(request.header)
     require_model(state, order)
     return fedpetuning.train(
-        site, request, _beside(site, state, held_emulator(state, order.aligned))
+        site, request, _additions(site, state, stored_emulator(state, order.aligned))
     )
 
 
 def local_baseline(site: Site, request: MessageBody) -> MessageBody:
     """Compute the local baseline: train the adapter's LoRA on the sub-model without the others."""
     state = site.state(request.header)
-    return fedpetuning.local_baseline(site, request, _beside(site, state, held_emulator(state)))
+    return fedpetuning.local_baseline(
+        site, request, _additions(site, state, stored_emulator(state))
+    )
 
 
 def evaluate(site: Site, request: MessageBody) -> Evaluation:
     """Prepare to evaluate the sub-model with the local baseline and with the federated adapter."""
     state = site.state(request.header)
-    return fedpetuning.evaluate(site, request, _beside(site, state, held_emulator(state)))
+    return fedpetuning.evaluate(site, request, _additions(site, state, stored_emulator(state)))
 
 
-def _beside(site: Site, state: PrivateState, held: HeldEmulator) -> fedpetuning.Beside:
+def _additions(site: Site, state: PrivateState, stored: StoredEmulator) -> fedpetuning.Additions:
     """Return the emulator's frozen LoRA, and the penalty on the distance to the first values."""
     require_within_limits(site.settings, site.model)
-    plan, values = _emulator(site, state, held)
+    plan, values = _emulator(site, state, stored)
     penalty = (
         _Pull(site)
         if site.settings.of(FedSodaSettings).pulls_to_first(site.settings.training)
         else None
     )
-    return fedpetuning.Beside(plan, values, held.hashes, penalty)
+    return fedpetuning.Additions(plan, values, stored.hashes, penalty)
 
 
 def _emulator(
-    site: Site, state: PrivateState, held: HeldEmulator
+    site: Site, state: PrivateState, stored: StoredEmulator
 ) -> tuple[AdapterPlan | None, Tensors]:
-    if not held.blocks:
+    if not stored.blocks:
         return None, {}
     settings = site.settings
-    blobs = held.blobs(state)
-    plan = emulator_adapters(site.model.plan, settings, held.blocks)
+    blobs = stored.blobs(state)
+    plan = emulator_adapters(site.model.plan, settings, stored.blocks)
     # A part may be missing if the push was interrupted.
     if lacking := sorted(plan.shapes().keys() - blobs.keys()):
         raise StateLost(

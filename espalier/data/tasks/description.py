@@ -31,7 +31,7 @@ names.
 SCORES = {
     "acc": "accuracy over the options, by their log-likelihood",
     "acc_norm": "accuracy by log-likelihood per character",
-    "exact_match": "share of generated answers that are correct",
+    "exact_match": "fraction of generated answers that are correct",
     "loss": "mean loss per token of the answer",
 }
 

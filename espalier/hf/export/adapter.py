@@ -68,9 +68,9 @@ def export_adapter(
         Other tensors than those of a classification head are trained whole.
     """
     # peft has no place for other tensors that are trained whole.
-    if beside := sorted(set(adapters.whole) - {HEAD_KEY}):
+    if others := sorted(set(adapters.whole) - {HEAD_KEY}):
         raise ValueError(
-            f"{', '.join(beside)}: peft cannot store the modules that are trained as a whole there"
+            f"{', '.join(others)}: peft cannot store the modules that are trained as a whole there"
         )
     named = {}
     for index in sorted(adapters.blocks):

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from espalier.environment.hub_models import FURTHER_TEMPLATES
-from espalier.hf.opening.model_files import beside
+from espalier.hf.opening.model_files import other_files
 from espalier.hf.opening.opened_model import TOKENIZER_FILES, TOKENIZER_SETTINGS, OpenedModel
 from espalier.hf.tokenizer.files import TEMPLATE_FILE
 from espalier.settings.tables.task import CHAT, CHAT_TEMPLATES, TaskSettings
@@ -26,7 +26,7 @@ def add_chat_template(task: TaskSettings, model: OpenedModel, folder: Path) -> N
     if task.name != CHAT:
         return
     names = {TEMPLATE_FILE, OLD_FILE, *TOKENIZER_FILES, *TOKENIZER_SETTINGS} - {"config.json"}
-    for file in beside(model.directory):
+    for file in other_files(model.directory):
         if file.name in names and not (folder / file.name).exists():
             # Files that the result has already stay.
             shutil.copyfile(file, folder / file.name)

@@ -20,7 +20,7 @@ from espalier.hf.files.checkpoint import INDEX, SINGLE, Checkpoint, write_shard
 from espalier.hf.opening.model_files import copy_other_files
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.edits import Edits
-from espalier.hf.structured.export import architecture_of, best_form, config_of, write_beside
+from espalier.hf.structured.export import architecture_of, best_form, config_of, write_other_files
 from espalier.messages.tensor_blobs import TensorSpec
 from espalier.storage.atomic import write_json
 
@@ -73,7 +73,7 @@ def export_encoder(
             form = best_form(model)
             config = config_of(model, form)
             config = _labelled(config, architecture_of(name, config), classes)
-            write_beside(model, unfinished, form, config)
+            write_other_files(model, unfinished, form, config)
         write_card(unfinished, card)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
-from espalier.environment.hub_models import ADAPTER, INDEX, SINGLE, WRITE_ANEW, shard_names
+from espalier.environment.hub_models import ADAPTER, INDEX, SINGLE, WRITE_AGAIN, shard_names
 from espalier.errors import EspalierError, InputError
 from espalier.messages.tensor_blobs import TensorSpec
 from espalier.storage.atomic import replacing
@@ -143,7 +143,7 @@ def _shards(directory: Path) -> list[Path]:
     if distributed := sorted(directory.glob("shard-*-model-*-of-*.safetensors")):
         raise InputError(
             f"{distributed[0]}: is a shard of distributed training, which transformers would load"
-            f" instead of {SINGLE}; move these shards away, or {WRITE_ANEW}"
+            f" instead of {SINGLE}; move these shards away, or {WRITE_AGAIN}"
         )
     # The order of transformers: a single file has precedence over an index.
     if (directory / SINGLE).is_file():
@@ -152,7 +152,7 @@ def _shards(directory: Path) -> list[Path]:
         return _shards_of_index(directory / INDEX)
     others = sorted(path.name for pattern in OTHER_WEIGHTS for path in directory.glob(pattern))
     but = f", but {', '.join(others[:3])}" if others else ""
-    raise InputError(f"{directory}: contains neither {SINGLE} nor {INDEX}{but}; {WRITE_ANEW}")
+    raise InputError(f"{directory}: contains neither {SINGLE} nor {INDEX}{but}; {WRITE_AGAIN}")
 
 
 def _shards_of_index(index: Path) -> list[Path]:

@@ -27,7 +27,7 @@ from espalier.hf.nf4.matrices import Nf4Matrix, quantise, require_quantisable, s
 from espalier.hf.opening.model_files import copy_other_files
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.structured.configuration import plain_config
-from espalier.hf.structured.export import WRITTEN_ANEW
+from espalier.hf.structured.export import REWRITTEN
 from espalier.messages.tensor_blobs import TensorSpec
 from espalier.models.plan import LinearPlan
 from espalier.progress import beats
@@ -61,7 +61,7 @@ def write_quantised(model: OpenedModel, target: Path, double_quantisation: bool 
             quantised_specs(model, double_quantisation),
             _tensors(model, double_quantisation, dtype),
         )
-        copy_other_files(model.directory, unfinished, WRITTEN_ANEW)
+        copy_other_files(model.directory, unfinished, REWRITTEN)
         write_json(unfinished / "config.json", config)
 
 
@@ -151,12 +151,12 @@ def _tensors(
             yield name, model.checkpoint.read(name)
             continue
         matrix = _quantised(model, linears[name], double_quantisation)
-        beside = state_of(matrix, lookup, dtype).as_dict(packed=True)
+        lookups = state_of(matrix, lookup, dtype).as_dict(packed=True)
         yield name, matrix.packed
         for part in stored_parts(matrix.shape, double_quantisation):
-            yield f"{name}.{part}", beside[part]
+            yield f"{name}.{part}", lookups[part]
         # The header needs the size of the state before the first matrix is quantised.
-        state = bytes(beside[STATE].tolist())
+        state = bytes(lookups[STATE].tolist())
         yield (
             f"{name}.{STATE}",
             torch.frombuffer(bytearray(state.ljust(STATE_BYTES)), dtype=torch.uint8),

@@ -32,14 +32,14 @@ def copy_other_files(source: Path, target: Path, left_out: tuple[str, ...] = ())
     left_out : names of files that are not copied
     """
     # Only known names: other files may be private.
-    for file in beside(source, left_out):
+    for file in other_files(source, left_out):
         shutil.copyfile(file, target / file.name)
     for file in sorted((source / FURTHER_TEMPLATES).glob("*.jinja")):
         (target / FURTHER_TEMPLATES).mkdir(exist_ok=True)
         shutil.copyfile(file, target / FURTHER_TEMPLATES / file.name)
 
 
-def beside(source: Path, left_out: tuple[str, ...] = ()) -> list[Path]:
+def other_files(source: Path, left_out: tuple[str, ...] = ()) -> list[Path]:
     """Return the files that belong to a model, sorted by name.
 
     Weights and further chat templates are not included.

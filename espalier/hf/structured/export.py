@@ -60,7 +60,7 @@ FORMS = get_args(Form)
 
 CODE = Path(modeling_structured.__file__)
 """Module that is copied into a compact export."""
-WRITTEN_ANEW = (INDEX, "config.json", STRUCTURE_FILE, CODE.name)
+REWRITTEN = (INDEX, "config.json", STRUCTURE_FILE, CODE.name)
 """Files of the base that are not copied: an export writes its own or needs none."""
 
 
@@ -147,17 +147,19 @@ def export_structured(
             write_shards(_filled_specs(model), _filled(model, edits), unfinished)
         else:
             write_shards(specs_of(model), _cut(model, edits), unfinished)
-        write_beside(model, unfinished, form, config_of(model, form))
+        write_other_files(model, unfinished, form, config_of(model, form))
         write_card(unfinished, card)
 
 
-def write_beside(model: OpenedModel, folder: Path, form: Form, config: Mapping[str, Any]) -> None:
+def write_other_files(
+    model: OpenedModel, folder: Path, form: Form, config: Mapping[str, Any]
+) -> None:
     """Write the files of a pruned model other than its weights.
 
     These are configuration, tokenizer and licence, and with ``compact`` the structure and the code,
     if the configuration names it.
     """
-    copy_other_files(model.directory, folder, WRITTEN_ANEW)
+    copy_other_files(model.directory, folder, REWRITTEN)
     write_json(folder / "config.json", dict(config))
     if form == "compact":
         assert model.structure is not None

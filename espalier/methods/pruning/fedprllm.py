@@ -178,7 +178,7 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
         specs=specs,
         observer=OBSERVER,
         more="The masks of further blocks, as in train.",
-        brought=decided,
+        request_blobs=decided,
         check_values=exactly_sparse,
         check_order=a_number_of_voters if order is Decision else None,
     )

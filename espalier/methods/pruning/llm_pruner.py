@@ -179,7 +179,7 @@ def require_factor(key: str, factor: NDArray[np.float32], scores: NDArray[np.flo
 # ----- rescaling -----
 
 
-def told_cut(request: MessageBody, plan: ModelPlan) -> Cut | None:
+def request_cut(request: MessageBody, plan: ModelPlan) -> Cut | None:
     """Return the cut that a request states; None if it is malformed.
 
     The contract of the request then refuses it.
@@ -368,15 +368,15 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
 
 def _equations(request: MessageBody, plan: ModelPlan, run: RunSettings) -> Reply:
     """Return the reply of the rescaling round, in which every request includes the cut."""
-    specs = equation_specs(plan, told_cut(request, plan), run.of(LlmPrunerSettings))
+    specs = equation_specs(plan, request_cut(request, plan), run.of(LlmPrunerSettings))
     along = cut_specs(plan, ())
     return Reply(
         specs=specs,
         observer=OBSERVER_OF_EQUATIONS,
         more="The same of further blocks, as in train of round 2.",
-        brought=along,
+        request_blobs=along,
         fetched_with=along,
-        check_brought=SomeOfEachKindStays(plan),
+        check_request=SomeOfEachKindStays(plan),
         check_values=require_equations,
     )
 

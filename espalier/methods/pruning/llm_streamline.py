@@ -261,8 +261,8 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
         specs=specs,
         observer=OBSERVER_OF_LAYER,
         more="Further tensors of the layer, as in train.",
-        brought={key: specs[key] for key in last} if request.header.server_round > 2 else {},
-        check_brought=check,
+        request_blobs={key: specs[key] for key in last} if request.header.server_round > 2 else {},
+        check_request=check,
         check_values=check,
         check_report=check_report,
     ).contract(request, run)

@@ -168,9 +168,9 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     settings = run.of(PooledPruningSettings)
     server_round = request.header.server_round
     plan = plan_of()
-    brought: BlockSpecs = {}
+    request_blobs: BlockSpecs = {}
     if settings.strategy == "iterative" and server_round > 1:
-        brought = decided_specs(plan.blocks[server_round - 2], run)
+        request_blobs = decided_specs(plan.blocks[server_round - 2], run)
     private = run.privacy.on
     counts_tokens = settings.weighting == "tokens" and not private
     most = MAX_SAMPLES * run.data.sequence_length if counts_tokens else 1
@@ -181,7 +181,7 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
         },
         observer=PRIVATE_OBSERVER if private else OBSERVER,
         more="The sums of further blocks, as in train.",
-        brought=brought,
+        request_blobs=request_blobs,
         check_values=partial(require_possible, max_count=most, signed=private),
     )
     return reply.contract(request, run)

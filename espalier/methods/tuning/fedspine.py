@@ -24,7 +24,7 @@ from espalier.messages.evaluation import LOSS_DIGITS, MAX_LOSS
 from espalier.messages.message import Fields, Kind, MessageBody, NoFields, validate
 from espalier.methods.tuning.adapters import contract as averaging
 from espalier.methods.tuning.adapters import tensors
-from espalier.methods.tuning.adapters.contract import Along, TuningReport
+from espalier.methods.tuning.adapters.contract import ExtraBlobs, TuningReport
 from espalier.methods.tuning.adapters.settings import AdapterAveraging
 from espalier.models.adapters import AdapterPlan
 from espalier.models.groups import Groups
@@ -366,7 +366,7 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
         run,
         trained=partial(trained, structure=request.blobs.get(STRUCTURE)),
         kind_of_report=SpineReport,
-        beside=_beside(plan_of()) if request.header.server_round > 1 else averaging.NOTHING,
+        extra=_extra_blobs(plan_of()) if request.header.server_round > 1 else averaging.NOTHING,
         observer=OBSERVER,
     )
 
@@ -384,12 +384,14 @@ def push_contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Co
     if in_a_round and header.part == 0:
         return _question(request, plan_of(), run)
     shapes = partial(trained, structure=request.blobs.get(STRUCTURE))
-    return averaging.push_of(request, plan_of, run, shapes, _beside(plan_of()), int(in_a_round))
+    return averaging.push_of(
+        request, plan_of, run, shapes, _extra_blobs(plan_of()), int(in_a_round)
+    )
 
 
-def _beside(plan: ModelPlan) -> Along:
+def _extra_blobs(plan: ModelPlan) -> ExtraBlobs:
     groups = Groups.of(plan)
-    return Along({STRUCTURE: bit_specs(groups)}, partial(_require_bits, groups))
+    return ExtraBlobs({STRUCTURE: bit_specs(groups)}, partial(_require_bits, groups))
 
 
 def _require_bits(groups: Groups, _: str, blob: bytes) -> None:

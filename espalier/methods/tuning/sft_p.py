@@ -32,8 +32,8 @@ from espalier.settings.tables.lora import LoraSettings
 from espalier.settings.tables.task import TEXT
 from espalier.settings.tables.training import MAX_LEARNING_RATE
 
-MIN_SHARE = 0.0
-MAX_SHARE = 0.95
+MIN_RATIO = 0.0
+MAX_RATIO = 0.95
 
 WIDTH = 32
 """Width of the generator's hidden layer."""
@@ -54,8 +54,8 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
     READ_WITH: ClassVar[ReadWith] = {"validation-samples": {"task.name": (TEXT,)}}
     CHECKS_SITE = True
 
-    pruning_ratio: float = ratio_field(gt=MIN_SHARE, le=MAX_SHARE)
-    ratios: Annotated[str, numbers_of_clients(MIN_SHARE, MAX_SHARE, "0.2,0.5")] = Field(
+    pruning_ratio: float = ratio_field(gt=MIN_RATIO, le=MAX_RATIO)
+    ratios: Annotated[str, numbers_of_clients(MIN_RATIO, MAX_RATIO, "0.2,0.5")] = Field(
         "",
         description=(
             "Pruning ratios of simulated clients by number, for instance `0.2,0.2,0.5,0.5`; the"

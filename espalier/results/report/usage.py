@@ -88,7 +88,7 @@ def _commands(run: FinishedRun) -> Iterator[Snippet]:
     """Yield the commands that talk to a language model, evaluate it and export it."""
     path = shlex.quote(str(run.path))
     yield Snippet(
-        "Talk to it", f"espalier chat {path} --compare", "The base model answers beside it."
+        "Talk to it", f"espalier chat {path} --compare", "The base model answers next to it."
     )
     yield Snippet(
         "Evaluate it on a public benchmark",

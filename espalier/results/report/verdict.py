@@ -26,7 +26,7 @@ def verdict(run: FinishedRun, comparisons: Sequence[Comparison]) -> list[str]:
         sentences.append("The run is still at work; what follows is not its final result.")
     measured = [one for one in comparisons if one.change is not None]
     if measured:
-        sentences += [_quality(measured), *_beside_baselines(main_of(measured))]
+        sentences += [_quality(measured), *_against_baselines(main_of(measured))]
     return [*sentences, *_size(run), *_participants(run), *_privacy(run)]
 
 
@@ -73,7 +73,7 @@ def _overlap(comparison: Comparison) -> bool:
     )
 
 
-def _beside_baselines(main: Comparison) -> Iterator[str]:
+def _against_baselines(main: Comparison) -> Iterator[str]:
     """Yield a sentence for each baseline that was computed."""
     federated = main.values["federated"].value
     for column, what in (

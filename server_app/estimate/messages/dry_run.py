@@ -284,8 +284,8 @@ def _fields_of_reply(kind: type[Fields], known: Mapping[str, Any]) -> dict[str, 
 
 def _num_bytes(header: Header, fields: Mapping[str, Any], specs: BlockSpecs) -> int:
     """Return the bytes of a message, of which no blob is built."""
-    beside = num_bytes(write(MessageBody(header, dict(fields))))
-    return beside + sum(len(key) + packed_bytes(tensors) for key, tensors in specs.items())
+    without_blobs = num_bytes(write(MessageBody(header, dict(fields))))
+    return without_blobs + sum(len(key) + packed_bytes(tensors) for key, tensors in specs.items())
 
 
 class MemoryBlobs:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from espalier.hf.files.checkpoint import SINGLE, shard_header
 from espalier.hf.nf4.folder import (
-    WRITTEN_ANEW,
+    REWRITTEN,
     quantised_config,
     quantised_specs,
 )
-from espalier.hf.opening.model_files import beside
+from espalier.hf.opening.model_files import other_files
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.structured.export import config_of, specs_of
 from espalier.messages.blobs.model_pieces import FILES
@@ -28,7 +28,7 @@ def files_of(settings: RunSettings, model: OpenedModel) -> dict[str, int]:
         for name, stored in specs_of(model).items():
             weights.setdefault(stored.shard.name, {})[name] = stored
         config = config_of(model, "plain") if model.structure is not None else model.config
-    sizes = {file.name: file.stat().st_size for file in beside(model.directory, WRITTEN_ANEW)}
+    sizes = {file.name: file.stat().st_size for file in other_files(model.directory, REWRITTEN)}
     sizes |= {
         name: len(shard_header(specs)) + sum(spec.num_bytes for spec in specs.values())
         for name, specs in weights.items()

@@ -63,7 +63,7 @@ class Moment:
         """Sum of all parts, in bytes."""
         return sum(self.parts.values())
 
-    def beside(self, others: Mapping[str, int]) -> "Moment":
+    def plus(self, others: Mapping[str, int]) -> "Moment":
         """Return a copy with further parts."""
         return Moment(self.name, {**others, **self.parts})
 

@@ -110,7 +110,7 @@ class Tuned(Work):
         if self.keeps_models:
             # The base that the client trained on stays in memory while its own model is checked.
             checks = self.reread(*CHECKED, "checking its own model,")
-            found += [moment.beside(self.kept()) for moment in checks]
+            found += [moment.plus(self.kept()) for moment in checks]
         return found
 
     def evaluated(self) -> list[Moment]:
@@ -118,7 +118,7 @@ class Tuned(Work):
         edited = 2 * FLOAT32 * self.base.largest_matrix
         tokens = self.settings.evaluation.sequence_length
         found = self.base.evaluation(self.num_evaluated(), tokens, edited=edited)
-        return [moment.beside(self.kept()) for moment in found]
+        return [moment.plus(self.kept()) for moment in found]
 
     def checked(self) -> list[Moment]:
         """Return the moments of the check of the adapter.
@@ -137,9 +137,7 @@ class Tuned(Work):
             held = {"the whole model": codes + others * (sizes.computed + sizes.stored)}
         updates = {"updates of a matrix": 4 * FLOAT32 * sizes.largest_matrix}
         compared = self.reread(A_FEW, self.settings.evaluation.sequence_length, name)
-        return [
-            moment.beside(held) for moment in (Moment(f"{name} its updates", updates), *compared)
-        ]
+        return [moment.plus(held) for moment in (Moment(f"{name} its updates", updates), *compared)]
 
     def operations(self) -> float:
         """Return the operations of a round with full sequences, as FedSpine's clock counts."""

@@ -126,7 +126,7 @@ class Work(ABC):
         }
         of_the_file = {"logits of the file": logits}
         return [
-            *(moment.beside(of_the_file) for moment in expected),
+            *(moment.plus(of_the_file) for moment in expected),
             Moment(f"{name} both logits", both),
         ]
 

@@ -94,7 +94,7 @@ class TuningReport(Report):
 
 
 @dataclass(frozen=True)
-class Along:
+class ExtraBlobs:
     """Blobs that some methods add to every request."""
 
     specs: BlockSpecs = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Along:
     """Check of the values of these blobs."""
 
 
-NOTHING = Along()
+NOTHING = ExtraBlobs()
 
 
 def contract(
@@ -113,7 +113,7 @@ def contract(
     kind_of_order: type[Order] = Order,
     trained: Trained = trained,
     kind_of_report: type[TuningReport] = TuningReport,
-    beside: Along = NOTHING,
+    extra: ExtraBlobs = NOTHING,
     observer: str = OBSERVER,
 ) -> Contract:
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part.
@@ -126,7 +126,7 @@ def contract(
     kind_of_order : fields of ``train``
     trained : function that returns the trained tensors
     kind_of_report : fields of the reply
-    beside : blobs that every request includes
+    extra : blobs that every request includes
     observer : what a person who reads the reply to ``train`` learns
     """
     fetches = request.header.kind == "fetch"
@@ -160,9 +160,9 @@ def contract(
         parts=own_parts,
         observer=PRIVATE_OBSERVER if run.privacy.on else observer,
         more="Further adapter tensors, as in train.",
-        brought=last | dict(beside.specs) if request.header.server_round > 1 else {},
-        fetched_with=beside.specs,
-        check_brought=_either(beside, arrived.check),
+        request_blobs=last | dict(extra.specs) if request.header.server_round > 1 else {},
+        fetched_with=extra.specs,
+        check_request=_either(extra, arrived.check),
         check_values=values.check,
         check_report=fits,
         check_part=fits_too,
@@ -182,7 +182,7 @@ def push_of(
     plan_of: PlanOf,
     run: RunSettings,
     trained: Trained,
-    beside: Along = NOTHING,
+    extra: ExtraBlobs = NOTHING,
     first: int = 0,
 ) -> Contract:
     """Return the contract of ``push_contract`` for a method with other tensors or blobs.
@@ -193,7 +193,7 @@ def push_of(
     Parameters
     ----------
     trained : function that returns the trained tensors
-    beside : blobs that every request includes
+    extra : blobs that every request includes
     first : number of the first part
     """
     order = validate(Order, request.fields)
@@ -205,18 +205,16 @@ def push_of(
         specs=blob_specs(adapters, run),
         parts=parts(whole, run, request.header.server_round),
         observer="That a part of the global adapters arrived, and nothing else.",
-        check_values=_either(beside, Values(adapters, run).check),
+        check_values=_either(extra, Values(adapters, run).check),
         first=first,
-        beside=beside.specs,
+        extra=extra.specs,
     )
     return push.contract(request, run)
 
 
-def _either(beside: Along, otherwise: CheckValues) -> CheckValues:
-    """Return a check that applies ``beside.check`` to its blobs and ``otherwise`` to all others."""
-    return lambda key, blob: (
-        beside.check(key, blob) if key in beside.specs else otherwise(key, blob)
-    )
+def _either(extra: ExtraBlobs, otherwise: CheckValues) -> CheckValues:
+    """Return a check that applies ``extra.check`` to its blobs and ``otherwise`` to all others."""
+    return lambda key, blob: extra.check(key, blob) if key in extra.specs else otherwise(key, blob)
 
 
 def _require_rank(rank_limit: int, run: RunSettings) -> None:
