@@ -104,3 +104,11 @@ def test_the_smallest_method_is_small() -> None:
     files = [folder / name for name in ("contract.py", "client.py", "strategy.py")]
     files.append(ROOT / "tests" / "methods" / "test_toy_method.py")
     assert sum(len(file.read_text().splitlines()) for file in files) <= 120
+
+
+def test_the_modules_of_tasks_exist() -> None:
+    page = (ROOT / "docs" / "develop" / "adding-a-task.md").read_text()
+    (sentence,) = re.findall(r"It goes into the module of its kind in .*?\. ", page)
+    named = set(re.findall(r"`(\w+\.py)`", sentence))
+    assert len(named) == 4
+    assert named < {file.name for file in (ROOT / "espalier/data/tasks/kinds").iterdir()}
