@@ -1,6 +1,6 @@
 """Progress reports: one text for each block or step of a long piece of work.
 
-Code that computes calls ``beat("block 3 of 12")`` and does not know the listener: a client's log,
+Code that computes calls ``report_progress("block 3 of 12")`` and does not know the listener: a client's log,
 the progress lines of a run, or none.
 """
 
@@ -21,7 +21,7 @@ _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
 @contextmanager
-def heard_by(listener: Listener) -> Iterator[None]:
+def progress_listener(listener: Listener) -> Iterator[None]:
     """Let a listener receive all progress of this thread until the end of the block."""
     token = _listener.set(listener)
     try:
@@ -31,31 +31,31 @@ def heard_by(listener: Listener) -> Iterator[None]:
 
 
 @contextmanager
-def beats_of(whom: str) -> Iterator[None]:
+def progress_prefix(whom: str) -> Iterator[None]:
     """Prefix all progress in the block with a name, such as ``client 3: block 2 of 12``."""
     listener = _listener.get()
     if listener is None:
         yield
         return
-    with heard_by(lambda text: listener(f"{whom}: {text}")):
+    with progress_listener(lambda text: listener(f"{whom}: {text}")):
         yield
 
 
-def beat(text: str) -> None:
+def report_progress(text: str) -> None:
     """Report what is being done now; without a listener this does nothing."""
     if (listener := _listener.get()) is not None:
         listener(text)
 
 
-def beats(parts: Collection[T], what: str) -> Iterator[T]:
+def report_each(parts: Collection[T], what: str) -> Iterator[T]:
     """Iterate over the parts of a piece of work and report the start of each: ``block 3 of 12``."""
     for number, part in enumerate(parts, start=1):
-        beat(f"{what} {number} of {len(parts)}")
+        report_progress(f"{what} {number} of {len(parts)}")
         yield part
 
 
-class Share:
-    """Progress of work whose size ``total`` is known: percentage, and time left at this pace."""
+class PercentDone:
+    """Progress of work whose size ``total`` is known: percentage, and time left at this throttle."""
 
     def __init__(self, what: str, total: float, now: Callable[[], float] = time.monotonic) -> None:
         self._what = what
@@ -69,18 +69,18 @@ class Share:
             return
         total = max(done, self._total)
         left = (self._now() - self._began) * (total - done) / done
-        beat(f"{self._what}: {done / total:.0%}, {duration(left)} left")
+        report_progress(f"{self._what}: {done / total:.0%}, {duration(left)} left")
 
 
 def with_progress(parts: Collection[T], what: str) -> Iterator[T]:
     """Iterate over many parts of a piece of work and report the percentage done."""
-    share = Share(what, len(parts))
+    percent = PercentDone(what, len(parts))
     for number, part in enumerate(parts):
-        share(number)
+        percent(number)
         yield part
 
 
-class Pace:
+class Throttle:
     """Listener that says a progress line every few seconds, with the time since its start.
 
     ``every`` is the minimum number of seconds between two lines, and before the first.

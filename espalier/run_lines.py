@@ -32,7 +32,7 @@ STEP = re.compile(
 )
 EVENTS = ("refused", "dropped", "reconnected", "lost state", "measured", "warning:")
 """Labels of lines about events; they may end like a progress line, as their text may be a site's."""
-BEAT = re.compile(rf"(?P<who>\S.{{{LABEL - 1},}}?) (?P<text>\S.*)  \[{SECONDS}\]")
+PROGRESS = re.compile(rf"(?P<who>\S.{{{LABEL - 1},}}?) (?P<text>\S.*)  \[{SECONDS}\]")
 NOTE = re.compile(rf"(?P<label>\S.{{{LABEL - 1}}}) (?P<text>\S.*)")
 
 
@@ -108,9 +108,9 @@ class LabelledLine:
         return f"{self.label:<{LABEL}} {self.text}"
 
     @classmethod
-    def read_beat(cls, line: str) -> Self | None:
+    def read_progress(cls, line: str) -> Self | None:
         """Return the content of a progress line, which ends with a time; None for other lines."""
-        found = BEAT.fullmatch(line)
+        found = PROGRESS.fullmatch(line)
         if found is None or line.startswith(EVENTS):
             return None
         return cls(found["who"].strip(), found["text"])

@@ -19,7 +19,7 @@ from espalier.hf.machine.computing import set_up
 from espalier.hf.opening.base_check import require_within_limits
 from espalier.hf.opening.opened_model import open_model
 from espalier.identity.site_keys import public_keys
-from espalier.progress import Pace, heard_by
+from espalier.progress import Throttle, progress_listener
 from espalier.results.finished_run import open_run
 from espalier.results.report.page import FILE as REPORT
 from espalier.results.report.page import write_report
@@ -83,7 +83,7 @@ def run_method(
     if is_on_hub(name := model_before(settings)):
         settings = settings.model_copy(update={"model": download_model(name)})
     computing = set_up(settings, Path(settings.out_dir))
-    with heard_by(Pace(lambda line: print(f"opening      {line}", flush=True))):
+    with progress_listener(Throttle(lambda line: print(f"opening      {line}", flush=True))):
         model = open_model(settings.model)
         require_within_limits(settings, model)
         tests = public_tests(settings, model)
@@ -125,7 +125,7 @@ def _work_and_note_end(run: Run, tests: PublicTests, summary: Summary) -> None:
     summary.seconds = run.seconds_before
     summary.write(folder, RUNNING, HOW_TO_TELL, folder.ledger.total(), nobody_asked=True)
     try:
-        with heard_by(run.progress.beat):
+        with progress_listener(run.progress.report):
             _work(run, tests, summary)
         folder.require_there()
     except BaseException as error:

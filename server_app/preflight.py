@@ -16,7 +16,7 @@ from espalier.errors import EspalierError, InputError, tell
 from espalier.hf.machine.computing import set_up
 from espalier.hf.opening.base_check import require_within_limits
 from espalier.hf.opening.opened_model import OpenedModel, open_model
-from espalier.progress import Pace, beats_of, heard_by
+from espalier.progress import Throttle, progress_listener, progress_prefix
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings, parse
 from espalier.storage.client_state import private_folder
@@ -70,7 +70,7 @@ def _unusable(settings: RunSettings, model: OpenedModel) -> dict[str, list[int]]
     found: dict[str, list[int]] = {}
     for client in range(settings.num_clients):
         try:
-            with beats_of(f"client {client}"):
+            with progress_prefix(f"client {client}"):
                 read_client_data(settings, simulated_node(), model, client)
         except EspalierError as error:
             found.setdefault(str(error), []).append(client)
@@ -101,7 +101,7 @@ def main(document: Mapping[str, Any]) -> int:
     for name, config in cells.items():
         where = f"cell {name}: " if name else ""
         try:
-            with heard_by(Pace(tell)):
+            with progress_listener(Throttle(tell)):
                 open_all(config, partial(_tell_of, where))
         except EspalierError as error:
             _tell_of(where, str(error))

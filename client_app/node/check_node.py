@@ -33,7 +33,7 @@ from espalier.identity.site_keys import fingerprint, public_keys
 from espalier.messages.message import UNREAD
 from espalier.methods.tuning.adapters.tensors import trained
 from espalier.privacy.guarantee import guarantee_of
-from espalier.progress import Pace, heard_by
+from espalier.progress import Throttle, progress_listener
 from espalier.settings.libraries import require_libraries
 from espalier.settings.node import MOST, shortened
 from espalier.storage.client_state import private_folder
@@ -203,6 +203,8 @@ def _under(title: str, lines: Iterable[str]) -> Iterator[str]:
 def main(given: Mapping[str, Any]) -> None:
     """Check the node configuration ``node`` against the run configuration ``run``, both flat."""
     # Progress goes to stderr, findings to stdout.
-    with heard_by(Pace(lambda line: print(f"           {line}", file=sys.stderr, flush=True))):
+    with progress_listener(
+        Throttle(lambda line: print(f"           {line}", file=sys.stderr, flush=True))
+    ):
         for line in look(given["node"], given["run"]):
             print(line, flush=True)

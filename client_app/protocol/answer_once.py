@@ -29,7 +29,7 @@ from typing import Any
 from client_app.site import Site, reply_to
 from espalier.errors import InputError
 from espalier.messages.message import Fields, Header, Kind, MessageBody, validate
-from espalier.progress import Pace, heard_by
+from espalier.progress import Throttle, progress_listener
 from espalier.storage.activity import AtWork
 from espalier.storage.blobs import sha256
 from espalier.storage.client_state import PrivateState
@@ -173,6 +173,6 @@ def at_work(site: Site, header: Header) -> Iterator[None]:
         else:
             say = partial(print, file=sys.stderr, flush=True)
         stack.enter_context(
-            heard_by(Pace(lambda line: say(f"{site.name:<12} {header.kind}: {line}")))
+            progress_listener(Throttle(lambda line: say(f"{site.name:<12} {header.kind}: {line}")))
         )
         yield

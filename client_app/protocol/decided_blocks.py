@@ -24,7 +24,7 @@ from espalier.hf.stream.edits import Edits
 from espalier.messages.message import MessageBody
 from espalier.messages.parts import Report
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
-from espalier.progress import beat
+from espalier.progress import report_progress
 from espalier.storage.blobs import BlobStore
 from espalier.storage.client_state import PrivateState
 
@@ -160,7 +160,7 @@ def _state_of_round(state: PrivateState, server_round: int) -> dict[str, Any] | 
 def _walk(stream: BlockStream, activations: Activations, blocks: range, edits: Edits) -> None:
     """Pass the activations through blocks whose masks are decided."""
     for index in blocks:
-        beat(f"passing block {index + 1} of {len(stream.model.plan.blocks)}")
+        report_progress(f"passing block {index + 1} of {len(stream.model.plan.blocks)}")
         # The block is loaded with its edits, and freed after it.
         with stream.block(index, edits(index), index + 1) as block:
             activations.through(index, block)

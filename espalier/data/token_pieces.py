@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from espalier.progress import Share, beat, with_progress
+from espalier.progress import PercentDone, report_progress, with_progress
 
 Encode = Callable[[str], Sequence[int]]
 """Tokenizer: a function from text to token ids."""
@@ -141,9 +141,9 @@ class TokenPieces:
         tokens: Tokens = (
             np.empty(len(self), np.int64) if len(self) < IN_MEMORY else _in_file(len(self), folder)
         )
-        share = Share("encoding", len(self))
+        percent = PercentDone("encoding", len(self))
         for number, piece in enumerate(self.pieces):
-            share(piece.start)
+            percent(piece.start)
             part = self._tokens(number)
             tokens[piece.start : piece.start + len(part)] = part
         return torch.from_numpy(tokens)
@@ -190,12 +190,12 @@ class TokenPieces:
         body = list[str]()
         size = 0
         failures = 0
-        share = Share("tokenising", len(self.passages))
+        percent = PercentDone("tokenising", len(self.passages))
         for number, passage in enumerate(self.passages):
             if size >= self.piece_characters and failures < MAX_FAILURES:
                 following = self._cut(open_piece, body, passage, number)
                 failures = 0 if following else failures + 1
-                share(number)
+                percent(number)
                 if following:
                     pieces.append(open_piece.piece)
                     open_piece = following
@@ -207,7 +207,7 @@ class TokenPieces:
         tokens = self._behind(open_piece, self._text(open_piece.moved, body, None), ())
         # The last piece does not fit its context, so the text is encoded whole.
         if tokens is None:
-            beat("tokenising a text that cannot be split")
+            report_progress("tokenising a text that cannot be split")
             pieces = [Piece(0, 0, 0, 0)]
             tokens = list(self.encode(self.between.join(self.passages)))
         self._last = len(pieces) - 1, np.array(tokens, dtype=np.int64)

@@ -14,7 +14,7 @@ from espalier.data.tasks.encoding import prompt_encoder
 from espalier.data.tasks.item import Item
 from espalier.data.tasks.task import Generation
 from espalier.errors import InputError
-from espalier.progress import beats
+from espalier.progress import report_each
 
 NOT_FOUND = "[invalid]"
 """Placeholder for an answer in which a pattern has no match."""
@@ -71,7 +71,7 @@ def generate(
     written = [""] * len(prompts)
     # Longest prompts first, so that a batch has little padding and memory is highest at the start.
     order = sorted(range(len(prompts)), key=lambda place: -len(encoded[place]))
-    for start in beats(range(0, len(order), batch_size), "writing batch"):
+    for start in report_each(range(0, len(order), batch_size), "writing batch"):
         places = order[start : start + batch_size]
         rows = [torch.tensor(encoded[place], dtype=torch.int64) for place in places]
         input_ids = _padded_on_the_left(rows, tokenizer.eos_token_id)

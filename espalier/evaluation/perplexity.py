@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from espalier.hf.stream.block_stream import BlockStream, run_through
 from espalier.hf.stream.edits import Edits, dense
-from espalier.progress import beat
+from espalier.progress import report_progress
 
 TOKENS_AT_ONCE = 64
 """Number of tokens whose softmax is computed at a time."""
@@ -42,7 +42,7 @@ def mean_losses(
     following = torch.cat(activations.input_ids).roll(-1, dims=1).flatten()
     found = []
     for logits in stream.logits(activations):
-        beat(f"scoring, {len(following)} of {samples.numel()} tokens left")
+        report_progress(f"scoring, {len(following)} of {samples.numel()} tokens left")
         wanted, following = following.split((len(logits), len(following) - len(logits)))
         # A few tokens at a time, because a softmax is as large as its logits.
         for few, tokens in zip(

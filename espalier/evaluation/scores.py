@@ -13,7 +13,7 @@ from espalier.data.tasks.item import Item, collate
 from espalier.data.tasks.scored_items import ScoredItems
 from espalier.evaluation.perplexity import TOKENS_AT_ONCE, bounded
 from espalier.hf.stream.block_stream import logits_at
-from espalier.progress import beats
+from espalier.progress import report_each
 
 
 def score(
@@ -83,7 +83,7 @@ def _score_classes(
     right = 0
     losses = []
     pad = model.config.pad_token_id or 0
-    for start in beats(range(0, len(order), batch_size), "scoring batch"):
+    for start in report_each(range(0, len(order), batch_size), "scoring batch"):
         places = order[start : start + batch_size]
         batch = collate([Encoded(items.requests[place].token_ids, 1) for place in places], pad)
         logits = model(
@@ -138,7 +138,7 @@ def log_likelihoods(
     loss_limit : maximum loss of one token, see ``perplexity.bounded``; None: no limit
     """
     found: dict[Encoded, float] = {}
-    for rows in beats(list(_batches(set(encoded), batch_size)), "scoring batch"):
+    for rows in report_each(list(_batches(set(encoded), batch_size)), "scoring batch"):
         batch = collate([Encoded(tokens, 1) for tokens in rows], 0)
         places, asked = _asked(rows, batch.attention_mask.shape)
         logits = logits_at(

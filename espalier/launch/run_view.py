@@ -66,8 +66,8 @@ class RunView:
             self._begin(phase)
         elif step := StepLine.read(line):
             self._step(step)
-        elif beat := LabelledLine.read_beat(line):
-            self._beat(beat)
+        elif progress := LabelledLine.read_progress(line):
+            self._show_progress(progress)
         elif note := LabelledLine.read(line):
             return self._note(note)
         else:
@@ -105,16 +105,16 @@ class RunView:
         if step.phase in MEASURING and colon:
             self._final[who] = what
 
-    def _beat(self, beat: LabelledLine) -> None:
+    def _show_progress(self, progress: LabelledLine) -> None:
         phase = self._phase
         # Clients work before the line with which they are enrolled.
-        if beat.label in self._clients or (phase.of_clients and beat.label != phase.phase):
-            self._answered.pop(beat.label, None)
-            self._working[beat.label] = beat.text
+        if progress.label in self._clients or (phase.of_clients and progress.label != phase.phase):
+            self._answered.pop(progress.label, None)
+            self._working[progress.label] = progress.text
             return
-        if beat.label != phase.phase:
-            self._begin(PhaseLine(beat.label, 0))
-        self._status = self._with_time_left(beat.text)
+        if progress.label != phase.phase:
+            self._begin(PhaseLine(progress.label, 0))
+        self._status = self._with_time_left(progress.text)
 
     def _with_time_left(self, text: str) -> str:
         """Return a progress line; if it counts, ``step 3 of 100``, with the time left at its pace."""

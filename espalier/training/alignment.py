@@ -19,7 +19,7 @@ from espalier.hf.families import Family
 from espalier.hf.stream.block_stream import Activations, BlockStream, head_logits, tokens_at_once
 from espalier.hf.stream.edits import Edits
 from espalier.models.adapters import Tensors
-from espalier.progress import beats
+from espalier.progress import report_each
 from espalier.settings.tables.training import TrainingSettings
 from espalier.training.adapted_model import AdaptedModel, flattened
 from espalier.training.loop import Loop, Trained
@@ -62,7 +62,7 @@ class Teacher:
         """Pass samples through the edited full model, with one block in memory at a time."""
         activations = stream.start(samples[list(numbers)])
         outputs = dict[int, Activations]()
-        for block_plan in beats(stream.model.plan.blocks, "teacher's block"):
+        for block_plan in report_each(stream.model.plan.blocks, "teacher's block"):
             index = block_plan.index
             with stream.block(index, edits(index), index + 1) as block:
                 activations.through(index, block)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from espalier.data.tasks.item import Batch
 from espalier.errors import InputError
-from espalier.progress import beats
+from espalier.progress import report_each
 from espalier.seeds import derive_seed
 from espalier.settings.tables.training import BETAS, TrainingSettings
 from espalier.training.loss import Loss, num_counted, summed_loss
@@ -107,7 +107,7 @@ class Loop:
         # Compiled code belongs to the model and is used again in later rounds of a process.
         called = torch.compile(self.model, dynamic=True) if self.settings.compile else self.model
         with in_training(self.model, self.settings.gradient_checkpointing):
-            for step in beats(range(first_step, first_step + steps), "training step"):
+            for step in report_each(range(first_step, first_step + steps), "training step"):
                 trained.losses.append(self._backward(called, step))
                 # A penalty and FedProx have gradients without any sequence, so it is asked before.
                 learnt = any(

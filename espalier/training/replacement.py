@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from espalier.data.tasks.item import Batch
 from espalier.hf.stream.block_stream import Activations, BlockStream, Call, samples_per_batch
-from espalier.progress import beats
+from espalier.progress import report_each
 from espalier.settings.tables.training import TrainingSettings
 from espalier.training.loop import Loop, Trained
 from espalier.training.sequences import numbered, sequences_of_steps
@@ -35,7 +35,7 @@ class Stretch:
     def walked(stream: BlockStream, samples: Tensor, start: int, span: int) -> "Stretch":
         """Pass samples through the model up to the end of the ``span`` blocks from ``start`` on."""
         activations = before = stream.start(samples)
-        for index in beats(range(start + span), "passing block"):
+        for index in report_each(range(start + span), "passing block"):
             if index == start:
                 before = activations.copied()
             with stream.block(index, following=index + 1) as block:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from espalier.identity.names import printable
-from espalier.progress import Pace
+from espalier.progress import Throttle
 from espalier.run_lines import LabelledLine, PhaseLine, StepLine
 from espalier.storage.atomic import finite_values
 from strategies.base.run_folder import RunFolder
@@ -40,8 +40,8 @@ class Progress:
         self._folder = folder
         self._clock = clock
         self._show = show
-        self._beats = Pace(self._beaten, clock.now)
-        self._waits = Pace(self._waited, clock.now, SECONDS_OF_SILENCE)
+        self._throttle = Throttle(self._note_progress, clock.now)
+        self._waits = Throttle(self._waited, clock.now, SECONDS_OF_SILENCE)
         self._title = ""
         self._total = 0
         self._done = 0
@@ -68,8 +68,8 @@ class Progress:
         self._total = total
         self._done = 0
         self._started = self._clock.now()
-        self._beats = Pace(self._beaten, self._clock.now)
-        self._waits = Pace(self._waited, self._clock.now, SECONDS_OF_SILENCE)
+        self._throttle = Throttle(self._note_progress, self._clock.now)
+        self._waits = Throttle(self._waited, self._clock.now, SECONDS_OF_SILENCE)
         if total:
             self._line(str(PhaseLine(title, total, of_clients, server_round)))
         self.event("begin", title=title, total=total)
@@ -88,27 +88,27 @@ class Progress:
         self._line(text)
         self.event(event, text=text, **details)
 
-    def beat(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Report progress of this process's own work.
 
         A line is shown every few seconds, unless another line was shown in the meantime.
         """
-        self._beats(text)
+        self._throttle(text)
 
     def waiting(self, whom: str) -> None:
         """Report that the server only waits for clients; a line is shown once a minute."""
         self._waits(whom)
 
-    def _beaten(self, line: str) -> None:
-        self.note("beat", str(LabelledLine(self._title, line)))
+    def _note_progress(self, line: str) -> None:
+        self.note("progress", str(LabelledLine(self._title, line)))
 
     def _waited(self, line: str) -> None:
         self.note("waiting", str(LabelledLine(self._title, f"waiting for {line}")))
 
     def _line(self, text: str) -> None:
         self._show(printable(text, MAX_CHARACTERS))
-        # Any line, not only a beat, shows that the run is alive.
-        self._beats.another_line()
+        # Any line, not only a progress text, shows that the run is alive.
+        self._throttle.another_line()
         self._waits.another_line()
 
     def event(self, event: str, **details: Any) -> None:

@@ -22,7 +22,7 @@ from espalier.data.passages import passages, split
 from espalier.data.public_text import public_samples
 from espalier.data.text_source import TextSource
 from espalier.errors import EspalierError
-from espalier.progress import heard_by
+from espalier.progress import progress_listener
 from espalier.settings.node import simulated_node
 from espalier.settings.run import parse
 
@@ -159,7 +159,7 @@ def test_single_lines_are_tokenised_in_pieces(
     encode = Words()
     heard = list[str]()
     monkeypatch.setattr(files, "BLOCK_BYTES", path.stat().st_size // 4 + 1)
-    with heard_by(heard.append):
+    with progress_listener(heard.append):
         client_samples(settings, simulated_node(state_dir=str(tmp_path / "state")), encode, 0)
         public = public_samples(settings.evaluation, encode)["a"]
     said = [line.split(",")[0] for line in heard]

@@ -14,7 +14,7 @@ from espalier.cli.command import main
 from espalier.errors import EspalierError, InputError
 from espalier.launch.app import run_in_app as run_in_process
 from espalier.launch.run import BEFORE_START
-from espalier.progress import Pace, heard_by
+from espalier.progress import Throttle, progress_listener
 from server_app import preflight
 from server_app.preflight import open_all
 from tests.bench import DEFAULTS, flatten, private_text
@@ -226,7 +226,7 @@ def test_running_superlink_needs_no_local_check(
 
 def test_progress_of_reading_data_is_shown(config: dict[str, Any]) -> None:
     heard: list[str] = []
-    with heard_by(heard.append):
+    with progress_listener(heard.append):
         assert told(config) == []
     words = {text.split("%")[0] for text in heard}
     assert {
@@ -239,7 +239,9 @@ def test_progress_of_reading_data_is_shown(config: dict[str, Any]) -> None:
 def test_what_takes_long_is_told(
     config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("server_app.preflight.Pace", lambda say: Pace(say, lambda: 0.0, every=0.0))
+    monkeypatch.setattr(
+        "server_app.preflight.Throttle", lambda say: Throttle(say, lambda: 0.0, every=0.0)
+    )
     assert preflight.main(config) == 0
     assert (
         "espalier: client 1: reading 1.txt: 100%, 0 s left  [0 s]"

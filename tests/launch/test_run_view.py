@@ -30,7 +30,7 @@ class Watch:
         of_clients = server_round is not None
         assert self.take(PhaseLine(phase, total, of_clients, server_round))
 
-    def beat(self, who: str, text: str) -> bool:
+    def report_progress(self, who: str, text: str) -> bool:
         return self.take(f"{LabelledLine(who, text)}  [11 s]")
 
     def lines(self, width: int = 90, height: int = 30) -> list[str]:
@@ -45,7 +45,7 @@ def test_clients_at_work_come_before_those_that_have_answered() -> None:
     watch.begin("training", 3, (1, 1))
     watch.step("training", 1, 3, "site-0: adapters, 9 s of work")
     watch.step("training", 2, 3, "site-1: adapters, 8 s of work")
-    watch.beat("site-2", "train: step 2 of 20")
+    watch.report_progress("site-2", "train: step 2 of 20")
     assert watch.lines()[:4] == [
         "flap · training 2/3 clients ████████████████░░░░░░░░",
         "  site-2       train: step 2 of 20",
@@ -60,7 +60,7 @@ def test_clients_at_work_come_before_those_that_have_answered() -> None:
 def test_client_may_work_before_it_is_enrolled() -> None:
     watch = Watch(0)
     watch.take(PhaseLine("enrolling", 2, of_clients=True))
-    watch.beat("site-0", "enrol: encoding samples: 12%, 0 s left")
+    watch.report_progress("site-0", "enrol: encoding samples: 12%, 0 s left")
     assert watch.lines()[:2] == [
         "flap · enrolling 0/2 clients ░░░░░░░░░░░░░░░░░░░░░░░░",
         "  site-0       enrol: encoding samples: 12%, 0 s left",
@@ -72,7 +72,7 @@ def test_many_clients_are_counted() -> None:
     watch.begin("masks", 20, (1, 1))
     for client in range(12):
         watch.step("masks", client + 1, 20, f"site-{client}: masks")
-    watch.beat("site-19", "train: block 2 of 5")
+    watch.report_progress("site-19", "train: block 2 of 5")
     assert watch.lines()[1].startswith("  site-19")
     assert watch.lines()[-2] == "  and 5 more clients"
     # A low terminal has room for one client.
@@ -85,7 +85,7 @@ def test_many_clients_are_counted() -> None:
 def test_dropped_client_is_printed_and_no_longer_at_work() -> None:
     watch = Watch()
     watch.begin("training", 2, (1, 1))
-    watch.beat("site-0", "train: step 2 of 20")
+    watch.report_progress("site-0", "train: step 2 of 20")
     assert not watch.take("dropped      site-0: train: no reply before the deadline")
     assert len(watch.lines()) == 2
 
@@ -142,25 +142,25 @@ def test_quality_has_the_last_rounds_and_then_the_models() -> None:
 
 def test_server_s_own_work_is_the_phase() -> None:
     watch = Watch(0)
-    assert watch.beat("opening", "block 2 of 30")
+    assert watch.report_progress("opening", "block 2 of 30")
     assert watch.lines()[:2] == ["flap · opening", "  block 2 of 30"]
     assert watch.take(PhaseLine("enrolling", 2, of_clients=True))
     assert watch.take("enrolling    1 of 2 sites connected, waiting up to 1 h for more")
     assert watch.lines()[1] == "  1 of 2 sites connected, waiting up to 1 h for more"
     watch.begin("training", 2, (1, 1))
-    assert watch.beat("training", "waiting for site-0 (asked 3 min ago)")
+    assert watch.report_progress("training", "waiting for site-0 (asked 3 min ago)")
     assert watch.lines()[1] == "  waiting for site-0 (asked 3 min ago)"
 
 
 def test_long_step_of_the_server_has_its_time_left() -> None:
     watch = Watch()
     watch.begin("aligning", 1)
-    watch.beat("aligning", "teacher's block 6 of 6")
+    watch.report_progress("aligning", "teacher's block 6 of 6")
     watch.seconds = 20.0
-    watch.beat("aligning", "training step 1 of 100")
+    watch.report_progress("aligning", "training step 1 of 100")
     assert watch.lines()[:2] == ["flap · aligning", "  training step 1 of 100"]
     watch.seconds = 50.0
-    watch.beat("aligning", "training step 11 of 100")
+    watch.report_progress("aligning", "training step 11 of 100")
     # Ten steps took 30 seconds, and 90 are not finished.
     assert watch.lines()[1] == "  training step 11 of 100, about 4 min 30 s left"
 
@@ -210,5 +210,5 @@ def test_event_that_ends_like_progress_is_printed() -> None:
     watch = Watch(2)
     watch.begin("training", 2, (1, 1))
     for label in ("refused", "dropped", "reconnected", "warning:"):
-        assert not watch.beat(label, "site-1: waited")
+        assert not watch.report_progress(label, "site-1: waited")
     assert all("waited" not in line for line in watch.lines())

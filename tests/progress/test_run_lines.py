@@ -22,7 +22,7 @@ from espalier.run_lines import LabelledLine, PhaseLine, StepLine, bar
 def test_phase_is_read_as_written(phase: PhaseLine, line: str) -> None:
     assert str(phase) == line
     assert PhaseLine.read(line) == phase
-    assert StepLine.read(line) is LabelledLine.read_beat(line) is None
+    assert StepLine.read(line) is LabelledLine.read_progress(line) is None
 
 
 @pytest.mark.parametrize("text", ["site-a: adapters, 27 s of work", "block 3  [of 4]", "a"])
@@ -36,8 +36,8 @@ def test_step_is_read_as_written(text: str) -> None:
 
 @pytest.mark.parametrize("who", ["site-a", "hospital-of-the-north", "averaging"])
 def test_progress_is_read_as_written(who: str) -> None:
-    beat = LabelledLine(who, "train: training step 2 of 20")
-    assert LabelledLine.read_beat(f"{beat}  [2 min 11 s]") == beat
+    progress = LabelledLine(who, "train: training step 2 of 20")
+    assert LabelledLine.read_progress(f"{progress}  [2 min 11 s]") == progress
 
 
 def test_labels_of_other_lines_are_read() -> None:
@@ -62,7 +62,7 @@ def test_labels_of_other_lines_are_read() -> None:
 )
 def test_other_lines_are_no_progress(line: str) -> None:
     assert PhaseLine.read(line) is StepLine.read(line) is None
-    assert LabelledLine.read_beat(line) is None
+    assert LabelledLine.read_progress(line) is None
 
 
 def test_bar_is_never_longer_than_its_width() -> None:

@@ -26,7 +26,7 @@ from espalier.messages.message import Header, MessageBody, validate
 from espalier.messages.tensor_blobs import unpack_tensors
 from espalier.methods.pruning.fedprllm import Decision, FedPrLLMSettings, decided_parts, votes_key
 from espalier.models.plan import block_key
-from espalier.progress import beat
+from espalier.progress import report_progress
 from espalier.storage.blobs import BlobStore
 from pruning_kernels.selection.local import LocalPruning
 
@@ -44,7 +44,7 @@ def train(site: Site, request: MessageBody) -> MessageBody:
         return _edits(site, request.blobs.__getitem__, voters, scaled=scaled)
 
     def vote(stream: BlockStream, activations: Activations, index: int) -> Iterator[bytes]:
-        beat(f"pruning block {index + 1} of {len(site.model.plan.blocks)}")
+        report_progress(f"pruning block {index + 1} of {len(site.model.plan.blocks)}")
         # Errors of kernels contain no data, so their text may leave.
         with kernel_errors():
             masks = choose_in_dense_block(

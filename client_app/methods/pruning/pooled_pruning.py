@@ -31,7 +31,7 @@ from espalier.messages.blobs.mask_tensors import pack_masks, unpack_masks
 from espalier.messages.message import Header, MessageBody
 from espalier.methods.pruning.pooled_pruning import PooledPruningSettings, decided_parts
 from espalier.models.plan import block_key
-from espalier.progress import beat
+from espalier.progress import report_progress
 from espalier.storage.blobs import BlobStore
 
 
@@ -50,7 +50,7 @@ def train(site: Site, request: MessageBody) -> MessageBody:
             yield pack_sums(stream, index, sums, samples.numel(), job)
 
     def one_block(stream: BlockStream, activations: Activations, index: int) -> Iterator[bytes]:
-        beat(f"watching block {index + 1} of {len(site.model.plan.blocks)}")
+        report_progress(f"watching block {index + 1} of {len(site.model.plan.blocks)}")
         sums = sums_in_block(stream, activations, index)
         yield pack_sums(stream, index, sums, activations.num_tokens, job)
 

@@ -18,7 +18,7 @@ from espalier.data.files.rows import Place, Row, RowFile
 from espalier.data.passages import BLANK, full_parts, parts
 from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError
-from espalier.progress import Share
+from espalier.progress import PercentDone
 
 CLIENT_KEYS = "data.path or the node's data-path"
 """Settings that name a client's file."""
@@ -158,7 +158,7 @@ def blocks(file: Bytes) -> Iterator[bytes]:
 
     Raises InputError if a byte is NUL, which does not occur in text.
     """
-    share = Share(f"reading {Path(file.name).name}", file.progress()[1])
+    percent = PercentDone(f"reading {Path(file.name).name}", file.progress()[1])
     while block := file.read(BLOCK_BYTES):
         if (place := block.find(0)) >= 0:
             raise InputError(
@@ -166,7 +166,7 @@ def blocks(file: Bytes) -> Iterator[bytes]:
                 " text, not in UTF-8, or damaged; write it again as UTF-8 text without NUL"
                 " bytes"
             )
-        share(file.progress()[0])
+        percent(file.progress()[0])
         yield block
 
 

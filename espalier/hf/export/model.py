@@ -30,7 +30,7 @@ from espalier.hf.stream.block_stream import (
     samples_per_batch,
 )
 from espalier.hf.stream.edits import Edits
-from espalier.progress import beats
+from espalier.progress import report_each
 from espalier.storage.atomic import write_bytes, write_json
 
 CARD = "README.md"
@@ -128,7 +128,7 @@ def edited_tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield tensors of the model as they are exported, and report progress: ``writing tensor``."""
     read = weight_reader(model, edits)
-    for name in beats(names, f"{doing} tensor"):
+    for name in report_each(names, f"{doing} tensor"):
         yield name, read(name)
 
 

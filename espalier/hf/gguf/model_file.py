@@ -22,7 +22,7 @@ from espalier.hf.gguf.tensors import (
 from espalier.hf.gguf.vocabulary import add_vocabulary
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.edits import Edits
-from espalier.progress import beats
+from espalier.progress import report_each
 
 
 @torch.no_grad()
@@ -71,7 +71,7 @@ def write_model(model: OpenedModel, edits: Edits, target: Path, name: str, dtype
     def values() -> Iterator[tuple[str, Tensor, str]]:
         yield from ((own, value, "float32") for own, value in extra.items())
         read = weight_reader(model, edits)
-        for parameter, place in beats(list(places.items()), "writing tensor"):
+        for parameter, place in report_each(list(places.items()), "writing tensor"):
             # Reordered after the edit, which knows transformers' order.
             value = reordered(read(parameter), place.heads)
             yield parameter, value, format_of(tuple(value.shape), dtype)

@@ -25,7 +25,7 @@ from espalier.methods.pruning.pooled_pruning import COUNT, squares_name
 from espalier.models.groups import Cut, Groups
 from espalier.models.plan import BlockPlan
 from espalier.models.structure import ADDED_BIASES, COLUMNS, group_size
-from espalier.progress import beats
+from espalier.progress import report_each
 from pruning_kernels.fixed_point import Words, from_words, to_words
 from pruning_kernels.groups.fluctuation import (
     Moments,
@@ -65,7 +65,7 @@ def watched_moments(stream: BlockStream, samples: Tensor) -> Iterator[BlockMomen
     ``samples`` are (num_samples, sequence_length), int64.
     """
     activations = stream.start(samples)
-    for block_plan in beats(stream.model.plan.blocks, "watching block"):
+    for block_plan in report_each(stream.model.plan.blocks, "watching block"):
         index = block_plan.index
         with stream.block(index, following=index + 1) as block:
             linears = stream.linears(index, block)

@@ -22,7 +22,7 @@ from espalier.messages.blobs.cuts import MAX_SCALE, pack_cut
 from espalier.methods.pruning.llm_pruner import LlmPrunerSettings, equation_places
 from espalier.models.groups import Cut, Groups
 from espalier.models.structure import READERS, group_size
-from espalier.progress import beats
+from espalier.progress import report_each
 from pruning_kernels.groups.mask_tuning import best_scales, joint_outputs
 from pruning_kernels.groups.slicing import second_moments
 
@@ -68,7 +68,7 @@ def normal_equations(
     # Blocks after the last place are not needed.
     last = max((index for index, _ in places), default=-1)
     activations = stream.start(samples)
-    for block_plan in beats(plan.blocks[: last + 1], "watching block"):
+    for block_plan in report_each(plan.blocks[: last + 1], "watching block"):
         index = block_plan.index
         with stream.block(index, following=index + 1) as block, ExitStack() as hooks:
             linears = stream.linears(index, block)

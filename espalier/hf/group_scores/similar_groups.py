@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.progress import beats
+from espalier.progress import report_each
 from pruning_kernels.groups.groups import cheapest_groups
 
 
@@ -45,7 +45,7 @@ def angular_distances(
     activations = stream.start(samples)
     outputs = deque[Tensor]()
     distances = list[float]()
-    for index in beats(range(emulator.stop), "comparing block"):
+    for index in report_each(range(emulator.stop), "comparing block"):
         with stream.block(index, following=index + 1) as block:
             activations.through(index, block)
         if index in emulator:

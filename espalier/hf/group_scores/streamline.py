@@ -21,7 +21,7 @@ from espalier.hf.whole.full_tensors import stored_values
 from espalier.methods.pruning.llm_streamline import layer_shapes
 from espalier.models.plan import block_key
 from espalier.models.structure import Structure
-from espalier.progress import beats
+from espalier.progress import report_each
 
 
 @torch.no_grad()
@@ -46,7 +46,7 @@ def stretch_cosines(stream: BlockStream, samples: Tensor, span: int, *, after_no
     means = list[float]()
     # Hidden states before each stretch that has begun.
     before = deque([activations.copied()])
-    for block_plan in beats(stream.model.plan.blocks, "comparing block"):
+    for block_plan in report_each(stream.model.plan.blocks, "comparing block"):
         index = block_plan.index
         with stream.block(index, following=index + 1) as block:
             activations.through(index, block)

@@ -34,7 +34,7 @@ from espalier.models.structure import (
     lines_of_groups,
     sizes_of,
 )
-from espalier.progress import beats
+from espalier.progress import report_each
 from pruning_kernels.groups.groups import coupled_sums
 from pruning_kernels.groups.mask_tuning import (
     fisher_factor,
@@ -77,7 +77,7 @@ def taylor_scores(
     whole = load_whole(model, computing, "float32")
     scores = _Scores(model, whole, job, of_samples)
     squared = job.element == "squared"
-    for batch in beats(
+    for batch in report_each(
         # The Fisher information needs the gradient of each single sample.
         samples.split(1 if squared else samples_per_batch(samples.shape[1])),
         "passing samples",

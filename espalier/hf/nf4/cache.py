@@ -31,7 +31,7 @@ from espalier.hf.nf4.checkpoint import stored_in_nf4
 from espalier.hf.nf4.matrices import Nf4Matrix, bitsandbytes, quantise, require_quantisable
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.models.plan import LinearPlan
-from espalier.progress import beats
+from espalier.progress import report_each
 from espalier.storage.atomic import write_bytes
 from espalier.storage.client_state import marked_folder
 from espalier.storage.directory_lock import LOCK, OWNER_ONLY_FILE, in_turn
@@ -65,7 +65,7 @@ def quantised_linears(
         with suppress(FileNotFoundError):
             # The node deletes entries that were not used for its number of days.
             os.utime(folder / LOCK)
-    for linear, codes in zip(beats(linears, "loading matrix"), stored, strict=True):
+    for linear, codes in zip(report_each(linears, "loading matrix"), stored, strict=True):
         if codes is not None and None not in stored:
             yield linear, codes[0].matrix(codes[1], device)
         elif folder is None:

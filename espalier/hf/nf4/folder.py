@@ -30,7 +30,7 @@ from espalier.hf.structured.configuration import plain_config
 from espalier.hf.structured.export import REWRITTEN
 from espalier.messages.tensor_blobs import TensorSpec
 from espalier.models.plan import LinearPlan
-from espalier.progress import beats
+from espalier.progress import report_each
 from espalier.storage.atomic import write_json
 
 CPU = torch.device("cpu")
@@ -146,7 +146,7 @@ def _tensors(
     """Yield the tensors of ``quantised_specs`` in the same order, on the CPU."""
     linears = _linears(model)
     lookup = tables(CPU)
-    for name in beats(sorted(model.checkpoint.tensors), "writing tensor"):
+    for name in report_each(sorted(model.checkpoint.tensors), "writing tensor"):
         if name not in linears:
             yield name, model.checkpoint.read(name)
             continue

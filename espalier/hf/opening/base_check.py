@@ -25,7 +25,7 @@ from espalier.hf.opening.disk_model import load_plain
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import Activations, BlockStream, not_finite
 from espalier.hf.whole.model import load_whole
-from espalier.progress import beats
+from espalier.progress import report_each
 from espalier.settings.run import RunSettings
 from espalier.settings.tables.task import TEXT
 
@@ -163,7 +163,7 @@ def _finite_logits(stream: BlockStream, samples: Tensor) -> Iterator[Tensor]:
     """Yield logits in pieces of tokens, and check that the output of each block is finite."""
     activations = stream.start(samples)
     _require_finite(stream, activations, "the embeddings give")
-    for block in beats(stream.model.plan.blocks, "checking block"):
+    for block in report_each(stream.model.plan.blocks, "checking block"):
         with stream.block(block.index, None, block.index + 1) as module:
             activations.through(block.index, module)
         _require_finite(stream, activations, f"block {block.index} gives")

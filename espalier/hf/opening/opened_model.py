@@ -42,7 +42,7 @@ from espalier.hf.tokenizer.encoded_texts import EncodedTexts
 from espalier.hf.tokenizer.files import load_tokenizer, stored_template
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.models.structure import Structure, sizes_of, structured_plan
-from espalier.progress import beats
+from espalier.progress import report_each
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -472,7 +472,7 @@ class OpenedModel:
         digest = hashlib.sha256()
         files = self.stored
         # Sorted, so that the sharding has no effect.
-        for name in beats(sorted(files.tensors), "hashing tensor"):
+        for name in report_each(sorted(files.tensors), "hashing tensor"):
             stored = files.tensors[name]
             digest.update(json.dumps([name, stored.dtype, list(stored.shape)]).encode())
             for chunk in files.chunks(name):

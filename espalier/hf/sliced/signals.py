@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.calibration import observed_pass
 from espalier.hf.stream.input_statistics import InputObserver
-from espalier.progress import beats
+from espalier.progress import report_each
 from pruning_kernels.groups.slicing import (
     kept_share,
     normalised,
@@ -53,7 +53,7 @@ def mean_moments(stream: BlockStream, samples: Tensor) -> Iterator[Tensor]:
     activations = stream.start(samples)
     family = stream.model.family
     epsilon = float(stream.model.configured("rms_norm_eps"))
-    for block_plan in beats(stream.model.plan.blocks, "watching block"):
+    for block_plan in report_each(stream.model.plan.blocks, "watching block"):
         index = block_plan.index
         with stream.block(index, following=index + 1) as block:
             norms = {name: block.get_submodule(family.norms[name]) for name in NORMS}

@@ -21,7 +21,7 @@ from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.edits import Edits, WeightEdit, dense
 from espalier.hf.stream.hidden_states import HiddenStates, hidden_states, memory_of
-from espalier.progress import beats
+from espalier.progress import report_each
 
 LOGITS_AT_ONCE = 1 << 24
 """Maximum number of logits per piece: 64 MiB in float32, or 524 tokens for a vocabulary of 32000.
@@ -444,7 +444,7 @@ def run_through(stream: BlockStream, samples: Tensor, edits: Edits = dense) -> A
     ``BlockStream.logits`` computes the logits of the result.
     """
     activations = stream.start(samples)
-    for block_plan in beats(stream.model.plan.blocks, "passing block"):
+    for block_plan in report_each(stream.model.plan.blocks, "passing block"):
         with stream.block(block_plan.index, edits(block_plan.index), block_plan.index + 1) as block:
             activations.through(block_plan.index, block)
     return activations

@@ -18,7 +18,7 @@ from espalier.hf.stream.block_stream import Activations, BlockStream, apply_prun
 from espalier.hf.stream.edits import Edits, WeightEdit, dense
 from espalier.hf.stream.input_statistics import InputObserver, InputSquareSums, S, Watch, watch_for
 from espalier.messages.blobs.mask_tensors import PrunedMatrix
-from espalier.progress import beats
+from espalier.progress import report_each
 from pruning_kernels.selection.local import LocalPruning
 from pruning_kernels.selection.scores import NotFiniteError
 from pruning_kernels.sparsegpt import Factor
@@ -43,7 +43,7 @@ def prune_by_block(
     watch : class that collects the input statistics which ``choose`` needs
     """
     activations = stream.start(samples)
-    for block_plan in beats(stream.model.plan.blocks, "pruning block"):
+    for block_plan in report_each(stream.model.plan.blocks, "pruning block"):
         index = block_plan.index
         with stream.block(index, following=index + 1) as block:
             # Masks follow from the inputs of the dense block; the next block sees the pruned one.
@@ -83,7 +83,7 @@ def prune_layers(
     edits : changes that turn the dense model into the model to prune
     """
     activations = stream.start(samples)
-    for index in beats(range(max(layers) + 1), "pruning block"):
+    for index in report_each(range(max(layers) + 1), "pruning block"):
         # Blocks that are not pruned are passed, with the edits of the global model.
         with stream.block(index, edits(index), index + 1 if index < max(layers) else None) as block:
             pruned = (

@@ -28,7 +28,7 @@ from espalier.methods.pruning.pooled_pruning import (
     squares_name,
 )
 from espalier.models.plan import BlockPlan
-from espalier.progress import beats
+from espalier.progress import report_each
 from pruning_kernels.fixed_point import from_words, to_words
 from pruning_kernels.selection.local import LocalPruning
 
@@ -59,7 +59,7 @@ def dense_sums(stream: BlockStream, samples: Tensor) -> Iterator[dict[str, Tenso
     ``samples`` are (num_samples, sequence_length), int64.
     """
     activations = stream.start(samples)
-    for block in beats(stream.model.plan.blocks, "watching block"):
+    for block in report_each(stream.model.plan.blocks, "watching block"):
         with stream.block(block.index, following=block.index + 1) as loaded:
             sums = _sums_of_pass(stream, activations, block, loaded, keep=True)
         yield sums
@@ -170,7 +170,7 @@ def pooled_masks(
     # One-shot pruning measures all blocks in the dense model.
     one_pass = job.strategy == "one-shot"
     walks = [stream.start(samples) for samples in parties]
-    for block in beats(stream.model.plan.blocks, "pruning block"):
+    for block in report_each(stream.model.plan.blocks, "pruning block"):
         with stream.block(block.index, following=block.index + 1) as loaded:
             sums = [
                 (

@@ -28,7 +28,7 @@ from espalier.messages.tensor_blobs import pack_tensors
 from espalier.methods.pruning.pooled_pruning import COUNT, num_inputs, shared_inputs, squares_name
 from espalier.models.plan import BlockPlan
 from espalier.privacy.noise import RandomBits
-from espalier.progress import beats
+from espalier.progress import report_each
 from pruning_kernels.fixed_point import words_of
 from pruning_kernels.record_bound import normalised
 
@@ -120,7 +120,7 @@ class PrivateSums:
         deviation = self.noise_multiplier * math.sqrt(num_inputs(plan))
         of_records = torch.tensor(records)
         activations = self.stream.start(samples) if len(samples) else None
-        for block in beats(plan.blocks, "watching block"):
+        for block in report_each(plan.blocks, "watching block"):
             # Without records the noise alone is sent, so nothing shows that there were none.
             sums: Mapping[str, Tensor] = _no_sums(block)
             if activations is not None:

@@ -51,7 +51,7 @@ from espalier.hf.structured.cut_checkpoint import CutCheckpoint
 from espalier.hf.structured.selection import lowest
 from espalier.models.groups import Groups
 from espalier.models.structure import Structure
-from espalier.progress import beats
+from espalier.progress import report_each
 from espalier.settings.pruning import StructuredSettings
 from espalier.storage.atomic import write_json
 
@@ -255,7 +255,7 @@ def _cut(model: OpenedModel, edits: Edits) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of ``specs_of``."""
     zeros = zero_biases(model)
     read = weight_reader(model, edits)
-    for name in beats(list(specs_of(model)), "writing tensor"):
+    for name in report_each(list(specs_of(model)), "writing tensor"):
         if name in zeros:
             yield name, torch.zeros(zeros[name].shape, dtype=TORCH_DTYPES[zeros[name].dtype])
         else:

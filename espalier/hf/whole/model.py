@@ -21,7 +21,7 @@ from espalier.hf.nf4.cache import quantised_linears
 from espalier.hf.nf4.matrices import linear_of, tables
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.whole.spread import device_of, placement, spread
-from espalier.progress import beats
+from espalier.progress import report_each
 
 Base = Literal["float32", "bfloat16", "nf4"]
 """Format of the frozen weights."""
@@ -141,7 +141,7 @@ def _fill(
 ) -> None:
     """Assign frozen values to the parameters on the meta device, and move buffers to the device."""
     filled: dict[int, nn.Parameter] = {}
-    for path, module in beats(list(whole.named_modules()), "loading module"):
+    for path, module in report_each(list(whole.named_modules()), "loading module"):
         device = device_of(path, places, computing.spread or (computing.device,))
         for name, parameter in module.named_parameters(recurse=False):
             full = f"{path}.{name}" if path else name

@@ -12,7 +12,7 @@ from espalier.hf.export.loading_code import loading_code
 from espalier.hf.export.model import ExportError
 from espalier.hf.families import has_own_code
 from espalier.hf.opening.opened_model import OpenedModel
-from espalier.progress import Pace, heard_by
+from espalier.progress import Throttle, progress_listener
 from espalier.results.export.card import card_of
 from espalier.results.export.hub_export import prepared, push
 from espalier.results.export.transformers_export import (
@@ -38,7 +38,7 @@ def main(document: Mapping[str, Any]) -> int:
         ``private`` and ``license``, as ``espalier.cli.export`` gives them
     """
     try:
-        with heard_by(Pace(lambda line: print(f"exporting    {line}", flush=True))):
+        with progress_listener(Throttle(lambda line: print(f"exporting    {line}", flush=True))):
             _export(document)
     except (EspalierError, ExportError) as error:
         tell(error)

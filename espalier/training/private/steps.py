@@ -26,7 +26,7 @@ from espalier.data.tasks.item import NOT_COUNTED, Batch
 from espalier.environment.imports import importing
 from espalier.errors import InputError
 from espalier.privacy.noise import RandomBits
-from espalier.progress import beats
+from espalier.progress import report_each
 from espalier.seeds import derive_seed
 from espalier.settings.tables.training import BETAS, TrainingSettings
 from espalier.training.loop import Parameters, in_training, seeded
@@ -71,7 +71,7 @@ class PrivateSteps:
             weight_decay=self.settings.weight_decay,
         )
         with in_training(self.model, False), self._gradients_of_sequences():
-            for step in beats(range(first_step, first_step + steps), "training step"):
+            for step in report_each(range(first_step, first_step + steps), "training step"):
                 self._take(self.clipped_sum(self._chosen(bits), step), bits)
                 for group in optimizer.param_groups:
                     group["lr"] = learning_rate(self.settings, step, self.total_steps)

@@ -15,7 +15,7 @@ from espalier.cli.command import main
 from espalier.cli.keys import make_keys
 from espalier.errors import EspalierError
 from espalier.flower.programs import read_node_config
-from espalier.progress import Pace
+from espalier.progress import Throttle
 from server_app.estimate.node_fit import main as fit
 from tests.bench import DEFAULTS, flatten, private_text
 from tests.tiny_model import save_tiny_llama
@@ -67,7 +67,7 @@ def test_what_takes_long_is_told_as_it_goes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "client_app.node.check_node.Pace", lambda say: Pace(say, lambda: 0.0, every=0.0)
+        "client_app.node.check_node.Throttle", lambda say: Throttle(say, lambda: 0.0, every=0.0)
     )
     assert check({"node": node, "run": run}) == 0
     shown = capsys.readouterr()

@@ -334,11 +334,11 @@ def test_who_is_waited_for_is_told_once_a_minute(rounds: Rounds, shown: list[str
     ]
 
 
-def test_beats_are_put_off_by_other_lines(rounds: Rounds, shown: list[str]) -> None:
+def test_progress_texts_are_put_off_by_other_lines(rounds: Rounds, shown: list[str]) -> None:
     rounds.progress.begin("evaluating", 2)
     for second in range(30):
         rounds.clock.sleep(1.0)
-        rounds.progress.beat(f"passing block {second + 1} of 30")
+        rounds.progress.report(f"passing block {second + 1} of 30")
         if second == 15:
             rounds.progress.step("evaluated", "dense")
     assert [line.split("[")[0].rstrip() for line in shown if "block" in line] == [

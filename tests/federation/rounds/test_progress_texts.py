@@ -13,7 +13,7 @@ from flwr.app import Message
 import client_app.methods.pruning.fedprllm
 from espalier.launch.run_view import RunView
 from espalier.messages.records import read
-from espalier.progress import Pace
+from espalier.progress import Throttle
 from espalier.storage.activity import AtWork
 from tests.bench import EVALUATED, Bench, events
 from tests.in_process import InProcessGrid
@@ -67,11 +67,11 @@ SAID: dict[str, dict[str, set[str]]] = {
 
 
 @pytest.fixture
-def every_beat_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def every_progress_text_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Print every progress report, even if it follows the last one at once."""
     for module in ("client_app.protocol.answer_once", "strategies.base.progress"):
         monkeypatch.setattr(
-            f"{module}.Pace", lambda say, now=lambda: 0.0, every=0.0: Pace(say, now, 0.0)
+            f"{module}.Throttle", lambda say, now=lambda: 0.0, every=0.0: Throttle(say, now, 0.0)
         )
 
 
@@ -97,7 +97,7 @@ def with_its_numbers_left_out(line: str) -> set[str]:
     return {line, re.split(r"[ ,]*\d", line)[0]}
 
 
-@pytest.mark.usefixtures("every_beat_is_a_line")
+@pytest.mark.usefixtures("every_progress_text_is_a_line")
 @pytest.mark.parametrize(
     ("bench", "name"), [(name, name) for name in sorted(METHODS)], indirect=["bench"]
 )
@@ -114,7 +114,7 @@ def test_every_block_and_step_is_reported(bench: Bench, name: str) -> None:
             found = [
                 re.fullmatch(r".{12} (.*)  \[\d+ s\]", event["text"])
                 for event in told
-                if event["event"] == "beat"
+                if event["event"] == "progress"
             ]
             assert expected <= {
                 words for match in found if match for words in with_its_numbers_left_out(match[1])
@@ -127,7 +127,7 @@ def test_every_block_and_step_is_reported(bench: Bench, name: str) -> None:
             }, kind
 
 
-@pytest.mark.usefixtures("every_beat_is_a_line")
+@pytest.mark.usefixtures("every_progress_text_is_a_line")
 def test_progress_lines_stay_in_node_s_log(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
     grid = a_reply_at_a_time(bench.grid())
     grid.simulated = False
@@ -147,11 +147,11 @@ def test_progress_lines_stay_in_node_s_log(bench: Bench, capfd: pytest.CaptureFi
 def test_without_long_work_no_line_is_said(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     # Time stands still, so no progress line is due.
     monkeypatch.setattr(
-        "client_app.protocol.answer_once.Pace", lambda say: Pace(say, now=lambda: 0.0)
+        "client_app.protocol.answer_once.Throttle", lambda say: Throttle(say, now=lambda: 0.0)
     )
     folder = bench.run(a_reply_at_a_time(bench.grid()))
     assert not [
-        event for event in events(folder) if event["event"] in ("at_work", "beat", "waiting")
+        event for event in events(folder) if event["event"] in ("at_work", "progress", "waiting")
     ]
 
 
