@@ -32,7 +32,7 @@ MOMENTS_ONLY = 64.0
 LESS_BY_BOTH = 0.8
 """Fraction of the noise by Rényi moments at which the search with both bounds begins."""
 FEWEST_NOISE = 1 / 64
-MOST_NOISE = 2.0**12
+MAX_NOISE = 2.0**12
 """Range in which a noise multiplier is searched."""
 
 
@@ -98,8 +98,8 @@ def noise_multiplier(epsilon: float, delta: float, sampling_rate: float, steps: 
     # The bound by moments is cheap, and the other one allows a little less noise. Opacus' Rényi
     # orders do not reach the smallest epsilons.
     # Even the most noise may not suffice for a tiny epsilon.
-    cheap = by_moments(MOST_NOISE)
-    if not cheap and not by_both(MOST_NOISE):
+    cheap = by_moments(MAX_NOISE)
+    if not cheap and not by_both(MAX_NOISE):
         raise InputError(
             f"privacy.epsilon = {epsilon:g}: no noise keeps {steps} steps at delta = {delta:g} and"
             f" sampling rate {sampling_rate:g} within it; raise epsilon or delta"

@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 
 STEP_BITS = 8
 """Bits by which each term of a sum is coarser than the one before, at most."""
-LEAST_DEVIATION = 2.0**10
-MOST_DEVIATION = 2.0**57
+MIN_DEVIATION = 2.0**10
+MAX_DEVIATION = 2.0**57
 """Range of the standard deviation."""
 REACH = 13.5
 """Number of standard deviations that the table covers on either side."""
@@ -95,10 +95,10 @@ def discrete_gaussian(number: int, deviation: float, words: RandomWords) -> NDAr
 
 def terms(deviation: float) -> tuple[list[int], float]:
     """Return the powers of two of all terms, as exponents, and the deviation of each narrow one."""
-    if not LEAST_DEVIATION <= deviation <= MOST_DEVIATION:
+    if not MIN_DEVIATION <= deviation <= MAX_DEVIATION:
         raise ValueError(f"a deviation of {deviation:g} is out of range")
     # The widest term: its step is as coarse as the deviation allows.
-    top = math.floor(math.log2(deviation / LEAST_DEVIATION))
+    top = math.floor(math.log2(deviation / MIN_DEVIATION))
     shifts = [*range(0, top, STEP_BITS), top]
     together = math.sqrt(sum(4.0**shift for shift in shifts))
     # Slightly wider: rounding must not make the noise smaller.

@@ -17,8 +17,8 @@ from espalier.settings.tables.task import TEXT, TaskSettings, tasks
 if TYPE_CHECKING:
     from espalier.settings.run import RunSettings
 
-LEAST_OF_A_SUM = 3
-MOST_OF_A_SUM = 900
+MIN_SUM_CLIENTS = 3
+MAX_SUM_CLIENTS = 900
 """Numbers of clients with which ``federation.secure-sum`` works.
 
 Of two clients, each would know the other's tensors from the sum. The keys of more than 900 do not
@@ -70,9 +70,9 @@ def no_secure_sum(nested: Mapping[str, Any], method: str | None, num_clients: in
     if not row.summands:
         why = row.summands_reason or "needs more than the sum of the clients' tensors"
         return [f"{key}: {method} {why}; leave it out, or choose one of {able}"]
-    if not LEAST_OF_A_SUM <= num_clients <= MOST_OF_A_SUM:
+    if not MIN_SUM_CLIENTS <= num_clients <= MAX_SUM_CLIENTS:
         return [
-            f"{key}: needs num-clients between {LEAST_OF_A_SUM} and {MOST_OF_A_SUM}, not"
+            f"{key}: needs num-clients between {MIN_SUM_CLIENTS} and {MAX_SUM_CLIENTS}, not"
             f" {num_clients}"
         ]
     return []
@@ -81,11 +81,11 @@ def no_secure_sum(nested: Mapping[str, Any], method: str | None, num_clients: in
 def _too_few_sampled(federation: FederationSettings, num_clients: int) -> list[str]:
     """Return an error line if the clients of a round are too few for a secure sum."""
     sampled = federation.clients_of_round(num_clients)
-    if not federation.secure_sum or sampled >= LEAST_OF_A_SUM:
+    if not federation.secure_sum or sampled >= MIN_SUM_CLIENTS:
         return []
     return [
         f"federation.sampled-clients = {federation.sampled_clients:g}: takes {sampled} of"
-        f" num-clients = {num_clients} into a round, and a secure sum needs {LEAST_OF_A_SUM}; raise"
+        f" num-clients = {num_clients} into a round, and a secure sum needs {MIN_SUM_CLIENTS}; raise"
         " it, or num-clients"
     ]
 

@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from espalier.privacy.discrete_gaussian import (
-    LEAST_DEVIATION,
-    MOST_DEVIATION,
+    MAX_DEVIATION,
+    MIN_DEVIATION,
     STEP_BITS,
     discrete_gaussian,
     narrow,
@@ -82,10 +82,10 @@ def test_terms_have_the_variance_and_are_wide_enough(deviation: float) -> None:
     for place in range(1, len(shifts)):
         before = width * math.sqrt(sum(4.0**shift for shift in shifts[:place]))
         assert before / 2 ** shifts[place] >= 3.4
-    assert width < 2.1 * LEAST_DEVIATION
+    assert width < 2.1 * MIN_DEVIATION
 
 
-@pytest.mark.parametrize("deviation", [0.0, 100.0, 2 * MOST_DEVIATION, math.nan])
+@pytest.mark.parametrize("deviation", [0.0, 100.0, 2 * MAX_DEVIATION, math.nan])
 def test_other_deviations_are_refused(deviation: float) -> None:
     with pytest.raises(ValueError, match="out of range"):
         discrete_gaussian(1, deviation, SecureBits().words)

@@ -9,7 +9,7 @@ import pytest
 from espalier.errors import EspalierError
 from espalier.secure_sum.neighbours import ALL_UP_TO, two_thirds
 from espalier.settings.run import parse
-from espalier.settings.tables.noise_share import MOST_CLIENTS, NoiseShare
+from espalier.settings.tables.noise_share import MAX_CLIENTS, NoiseShare
 
 FRACTIONS = [0.01, 0.3, 0.5, 0.6, 2 / 3, 0.7, 0.75, 0.8, 0.9, 0.99, 1.0]
 
@@ -23,7 +23,7 @@ def test_shares_by_hand() -> None:
     # A site knows its own noise, so one always counts.
     assert NoiseShare(3, 1.0).dishonest == 1
     assert "a secure sum bears 3 of them" in NoiseShare(8, 0.5).fault
-    assert MOST_CLIENTS == ALL_UP_TO
+    assert MAX_CLIENTS == ALL_UP_TO
     assert not NoiseShare(100, 0.8).fault
     assert "at most 100 sites can share noise" in NoiseShare(101, 0.8).fault
 

@@ -226,7 +226,7 @@ def read_bits(groups: Groups, blob: bytes) -> Cut:
     return cut
 
 
-def require_step(groups: Groups, before: Cut, after: Cut, share: float, job: CutSettings) -> None:
+def require_step(groups: Groups, before: Cut, after: Cut, ratio: float, job: CutSettings) -> None:
     """Check that a round cuts the requested ratio and exceeds it by less than one group.
 
     The cut may also be unchanged, since a client that lost its importance scores cuts nothing. With
@@ -238,7 +238,7 @@ def require_step(groups: Groups, before: Cut, after: Cut, share: float, job: Cut
     ----------
     before : cut before the round
     after : cut after the round
-    share : requested pruning ratio
+    ratio : requested pruning ratio
     job : settings of the cut
     """
     # Cuts are final: adapters of removed rows do not exist any more.
@@ -247,7 +247,7 @@ def require_step(groups: Groups, before: Cut, after: Cut, share: float, job: Cut
     # A client that lost its importance scores cuts nothing.
     if np.array_equal(before, after):
         return
-    for pools, target in groups.targets(share, job.selection):
+    for pools, target in groups.targets(ratio, job.selection):
         # The cut of each competition, and what a multiple of channels may add to it.
         spent = groups.spent(after, pools)
         room = groups.room(pools, job)

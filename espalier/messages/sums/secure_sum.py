@@ -32,7 +32,7 @@ from espalier.models.plan import ModelPlan, PlanOf
 from espalier.secure_sum.confirmation import LIST_TAG_BYTES
 from espalier.secure_sum.keys import SEALED_BYTES, SEED_BYTES
 from espalier.secure_sum.neighbours import Neighbourhood, neighbourhood, two_thirds
-from espalier.settings.combinations import LEAST_OF_A_SUM, MOST_OF_A_SUM
+from espalier.settings.combinations import MAX_SUM_CLIENTS, MIN_SUM_CLIENTS
 from espalier.settings.registry import METHODS
 from espalier.settings.run import RunSettings
 
@@ -290,9 +290,9 @@ def _check_keys(order: Any, client: int) -> None:
         raise ProtocolError("ShareOrder: clients must ascend, and the receiver must be one of them")
     if len(set(order.sites)) != len(clients) or len(set(keys)) != len(keys):
         raise ProtocolError("ShareOrder: two clients have one site, or one key")
-    if not LEAST_OF_A_SUM <= len(clients) <= MOST_OF_A_SUM:
+    if not MIN_SUM_CLIENTS <= len(clients) <= MAX_SUM_CLIENTS:
         raise ProtocolError(
-            f"ShareOrder: {len(clients)} clients, a sum needs {LEAST_OF_A_SUM} to {MOST_OF_A_SUM}"
+            f"ShareOrder: {len(clients)} clients, a sum needs {MIN_SUM_CLIENTS} to {MAX_SUM_CLIENTS}"
         )
     if not two_thirds(len(clients)) <= order.threshold <= len(clients):
         raise ProtocolError(

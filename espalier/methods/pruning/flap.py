@@ -160,7 +160,7 @@ METHOD = Row(
     summands=summands,
     to_summands="client_app.summands.statistics:of_input_sums",
     dry_run="server_app.estimate.messages.pruning:DryCutting",
-    work="server_app.estimate.work.pruning:Cut",
+    work="server_app.estimate.work.pruning:CutWork",
     outcome="server_app.artifacts.structured_model:StructuredOutcome",
     baseline="strategies.baselines:flap_of_all",
 )

@@ -12,7 +12,7 @@ drop out later leave their noise in the sum.
 import math
 from dataclasses import dataclass
 
-MOST_CLIENTS = 100
+MAX_CLIENTS = 100
 """Number of clients up to which all sites of a secure sum exchange shares with all others.
 
 With more, a server that breaks the protocol could wait for keys that surround one site with sites
@@ -55,9 +55,9 @@ class NoiseShare:
         Two different sums of a round must not be possible. Each needs ``least_of_sum`` sites that
         confirm it, and an honest site confirms one sum.
         """
-        if self.clients > MOST_CLIENTS:
+        if self.clients > MAX_CLIENTS:
             return (
-                f"num-clients = {self.clients}: at most {MOST_CLIENTS} sites can share noise, because"
+                f"num-clients = {self.clients}: at most {MAX_CLIENTS} sites can share noise, because"
                 " with more each exchanges shares with some of the others only"
             )
         if 2 * self.least_of_sum > self.clients + self.dishonest and self.honest_in_sum > 0:

@@ -134,7 +134,7 @@ class KeptWeights(Masking):
         return found
 
 
-class Cut(BlockWalk):
+class CutWork(BlockWalk):
     """Work of FLAP: mean and variance of two inputs; the result is a smaller model."""
 
     def result_parameters(self) -> int:
@@ -142,7 +142,7 @@ class Cut(BlockWalk):
         return smaller(self.plan, self.settings.of(StructuredSettings).pruning_ratio)
 
 
-class WholeGradient(Cut):
+class WholeGradient(CutWork):
     """Work of LLM-Pruner: the model in float32, and a gradient for each weight of its blocks."""
 
     def worked(self, clients: int = 1) -> list[Moment]:

@@ -22,9 +22,9 @@ OWN_MODEL = "its own model"
 """Name of the model in ``models-dir``; all other files are in ``state-dir``."""
 
 
-def smaller(plan: ModelPlan, share: float) -> int:
+def smaller(plan: ModelPlan, ratio: float) -> int:
     """Return the parameters of a model without a fraction of the weights of its blocks."""
-    return plan.num_parameters - round(share * plan.num_weights)
+    return plan.num_parameters - round(ratio * plan.num_weights)
 
 
 class Work(ABC):

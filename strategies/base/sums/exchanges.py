@@ -32,7 +32,7 @@ from espalier.messages.sums.summands import SumSpecs, Words, add_to
 from espalier.messages.tensor_blobs import pack_tensors
 from espalier.secure_sum.keys import is_usable
 from espalier.secure_sum.neighbours import neighbours, two_thirds
-from espalier.settings.combinations import LEAST_OF_A_SUM
+from espalier.settings.combinations import MIN_SUM_CLIENTS
 from espalier.settings.run import RunSettings
 from espalier.settings.tables.noise_share import NoiseShare
 from espalier.storage.blobs import BlobStore
@@ -55,7 +55,7 @@ Advertise = Callable[[str], Iterable[MessageBody]]
 def least_of_sum(run: RunSettings) -> int:
     """Return the minimum number of clients in a sum; with shared noise it has enough of it then."""
     fraction = run.privacy.honest_fraction
-    return NoiseShare(run.num_clients, fraction).least_of_sum if fraction else LEAST_OF_A_SUM
+    return NoiseShare(run.num_clients, fraction).least_of_sum if fraction else MIN_SUM_CLIENTS
 
 
 @dataclass
