@@ -24,7 +24,7 @@ from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.runtime import run_clientapp
 
 from client_app.node.warm_node import Worker, answer_short_of_memory
-from client_app.node.warm_worker import AnotherProgramError, fits_idle, told
+from client_app.node.warm_worker import AnotherProgramError, fits_idle, reason_of
 from espalier.cli.node import run_node
 from espalier.errors import EspalierError
 from espalier.flower import tasks
@@ -240,10 +240,10 @@ def test_oversized_worker_forgets_models_or_ends(
 def test_server_is_told_expected_reasons_alone(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert told(AnotherProgramError("install the same release")) == "install the same release"
+    assert reason_of(AnotherProgramError("install the same release")) == "install the same release"
     assert capsys.readouterr().err == "espalier: install the same release\n"
     assert (
-        told(KeyError("a private word"))
+        reason_of(KeyError("a private word"))
         == "unexpected KeyError before the message was read; see this node's log"
     )
     assert "a private word" in capsys.readouterr().err

@@ -108,14 +108,11 @@ class Sites:
 
 
 def words_for(method: str, words: Sequence[str], folder: Path) -> tuple[str, ...]:
-    """Return the arguments of a method's run."""
-    more, _ = METHODS[method]
-    return (
-        "two-sites",
-        f"method={method}",
-        *words,
-        *(word.replace("{folder}", str(folder)) for word in more),
-    )
+    """Return the arguments of a method's run; the method's own take the place of ``words``."""
+    own, _ = METHODS[method]
+    pairs = dict(word.split("=", 1) for word in (*words, *own))
+    values = {key: value.replace("{folder}", str(folder)) for key, value in pairs.items()}
+    return ("two-sites", f"method={method}", *(f"{key}={value}" for key, value in values.items()))
 
 
 HOLDS = ("hospital-b", PLAIN)
