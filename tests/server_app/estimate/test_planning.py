@@ -334,7 +334,7 @@ def test_gradient_checkpointing_takes_less(tiny: Path) -> None:
 
 def test_the_peak_is_that_of_the_largest_moment() -> None:
     memory = Memory(
-        "client", (Moment("one", {"a": 1, "b": 2}), Moment("two", {"a": 2}).beside({"c": 5}))
+        "client", (Moment("one", {"a": 1, "b": 2}), Moment("two", {"a": 2}).plus({"c": 5}))
     )
     assert memory.largest.name == "two"
     assert memory.peak == memory.libraries + 7
