@@ -114,9 +114,10 @@ class Outcome(ABC, Generic[R]):
             run.progress.step("evaluated", text, column=column, losses=losses)
 
     def measure_items(self, adapters: AdapterPlan, columns: Mapping[str, Tensors]) -> None:
-        """Score adapters on the task's items, by column; without tensors it is the base itself.
+        """Score the base model with each column's adapters on the task's items.
 
-        One base model is in memory, in the format of training (``training.base``).
+        A column without tensors is the base model itself. One base model is in memory, in the
+        format of training (``training.base``).
         """
         run = self.run
         tests = self.tests
