@@ -102,6 +102,11 @@ def title_of(path: Path, default: str) -> str:
     return str(titles.get(path.name, default))
 
 
+def heading_of(path: Path, default: str) -> str:
+    """Return ``title_of`` in lines that fit into the width of a figure."""
+    return fill(title_of(path, default), TITLE_CHARACTERS)
+
+
 def picture(path: Path, default: str) -> str:
     """Return the Markdown line that shows the figure ``path``, which lies beside the page."""
     return f"![{title_of(path, default)}](./{path.name}.svg)"
@@ -110,7 +115,7 @@ def picture(path: Path, default: str) -> str:
 def draw(figure: StudyFigure, path: Path, default: str) -> None:
     """Write the figure as ``<path>.svg`` and ``<path>.png``; ``default`` is the study's title."""
     num_lines = ceil(len(figure.panels) / figure.columns)
-    title = fill(title_of(path, default), TITLE_CHARACTERS)
+    title = heading_of(path, default)
     labels = {one.label for panel in figure.panels for one in panel.series if one.label}
     labels |= {one.label for panel in figure.panels for one in panel.references}
     legend = ceil(len(labels) / _legend_columns(labels)) if labels else 0

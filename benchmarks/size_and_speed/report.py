@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from benchmarks.reporting.panels import picture, title_of
+from benchmarks.reporting.panels import heading_of, picture
 from benchmarks.reporting.rows import Row, Rows
 from benchmarks.size_and_speed.programs import (
     DECODE,
@@ -170,9 +170,10 @@ def _dense_cell(results: Mapping[str, Found], program: str, measure: str) -> str
 def _draw(results: Mapping[str, Found], path: Path) -> None:
     """Draw the ratios to the dense model: a line of markers for each result."""
     labels = list(results)
-    with new_figure(200 + 42 * len(labels), STUDY_WIDTH) as figure:
+    heading = heading_of(path, TITLE)
+    with new_figure(200 + 42 * len(labels) + 20 * heading.count("\n"), STUDY_WIDTH) as figure:
         axes = figure.subplots(1, 2, sharey=True)
-        figure.suptitle(title_of(path, TITLE), x=0.01, ha="left", weight="bold")
+        figure.suptitle(heading, x=0.01, ha="left", weight="bold")
         panels = (("What it needs: less is better", SMALLER), ("Speed: more is better", FASTER))
         for panel, (title, series) in zip(axes, panels, strict=True):
             for number, (name, program, measure) in enumerate(series):

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.reporting.paired import BySeed, Pair, paired_table
-from benchmarks.reporting.panels import picture, seeds_note, title_of
+from benchmarks.reporting.panels import heading_of, picture, seeds_note
 from benchmarks.reporting.rows import Row, Rows
 from benchmarks.reporting.tables import head_of, mean_and_spread
 from benchmarks.task_runs.arms import ARMS, BASE, LORA
@@ -100,7 +100,7 @@ def write_report(
     lines += [picture(path, title), ""]
     lines += energy_section(path, conditions)
     path.with_suffix(".md").write_text("\n".join(lines))
-    _plot(title_of(path, title), rows, path)
+    _plot(heading_of(path, title), rows, path)
 
 
 def _cell(rows: Sequence[Row], figure: str, seeds: int) -> str:

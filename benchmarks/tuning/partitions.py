@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks.partition_plot import plot
-from benchmarks.reporting.panels import title_of
+from benchmarks.reporting.panels import heading_of
 from benchmarks.reporting.rows import Rows
 
 PARTITIONS = "tuning-encoder-partitions"
@@ -21,4 +21,4 @@ def plot_partitions(rows: Rows, path: Path) -> None:
         counts += [Counter[str]() for _ in range(client + 1 - len(counts))]
         counts[client][row["label"]] = int(row["items"])
     task = rows.conditions["task"]
-    plot(partitions, title_of(path, f"{task}: items of each client by class"), path)
+    plot(partitions, heading_of(path, f"{task}: items of each client by class"), path)
