@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 from espalier.amounts import duration
 from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError
-from espalier.messages.blobs.cuts import bit_specs
+from espalier.messages.blobs.cut_bits import bit_specs
 from espalier.methods.tuning.adapters.tensors import blob_specs, parts
 from espalier.models.adapters import AdapterPlan
 from espalier.models.groups import Groups

@@ -6,7 +6,7 @@ Run ``python -m espalier.methods.privacy_table`` to print it.
 from dataclasses import replace
 from typing import Any, get_args
 
-from espalier.messages.blobs.cuts import CUT
+from espalier.messages.blobs.cut_bits import CUT_BITS
 from espalier.messages.contract import FAILED, Contract, Side
 from espalier.messages.contracts import contract_for
 from espalier.messages.message import Kind
@@ -144,7 +144,7 @@ def _fields(sides: list[Side]) -> str:
 
 def _shown(name: str) -> str:
     """Return the name of a tensor without its matrix, or the description of its kind."""
-    if name == CUT:
+    if name == CUT_BITS:
         return UNITS
     if name.startswith("head."):
         return HEAD

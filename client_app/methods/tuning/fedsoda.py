@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from client_app.methods.tuning import fedpetuning
+from client_app.methods.tuning import adapter_averaging
 from client_app.protocol.evaluation import Evaluation
 from client_app.protocol.model_download import offered_sha256, take_offer, take_piece
 from client_app.protocol.push import store_part
@@ -140,7 +140,7 @@ def train(site: Site, request: MessageBody) -> MessageBody:
     order = validate(SubModelOrder, request.fields)
     state = site.state(request.header)
     require_model(state, order)
-    return fedpetuning.train(
+    return adapter_averaging.train(
         site, request, _additions(site, state, stored_emulator(state, order.aligned))
     )
 
@@ -148,7 +148,7 @@ def train(site: Site, request: MessageBody) -> MessageBody:
 def local_baseline(site: Site, request: MessageBody) -> MessageBody:
     """Compute the local baseline: train the adapter's LoRA on the sub-model without the others."""
     state = site.state(request.header)
-    return fedpetuning.local_baseline(
+    return adapter_averaging.local_baseline(
         site, request, _additions(site, state, stored_emulator(state))
     )
 
@@ -156,10 +156,14 @@ def local_baseline(site: Site, request: MessageBody) -> MessageBody:
 def evaluate(site: Site, request: MessageBody) -> Evaluation:
     """Prepare to evaluate the sub-model with the local baseline and with the federated adapter."""
     state = site.state(request.header)
-    return fedpetuning.evaluate(site, request, _additions(site, state, stored_emulator(state)))
+    return adapter_averaging.evaluate(
+        site, request, _additions(site, state, stored_emulator(state))
+    )
 
 
-def _additions(site: Site, state: PrivateState, stored: StoredEmulator) -> fedpetuning.Additions:
+def _additions(
+    site: Site, state: PrivateState, stored: StoredEmulator
+) -> adapter_averaging.Additions:
     """Return the emulator's frozen LoRA, and the penalty on the distance to the first values."""
     require_within_limits(site.settings, site.model)
     plan, values = _emulator(site, state, stored)
@@ -168,7 +172,7 @@ def _additions(site: Site, state: PrivateState, stored: StoredEmulator) -> fedpe
         if site.settings.of(FedSodaSettings).pulls_to_first(site.settings.training)
         else None
     )
-    return fedpetuning.Additions(plan, values, stored.hashes, penalty)
+    return adapter_averaging.Additions(plan, values, stored.hashes, penalty)
 
 
 def _emulator(

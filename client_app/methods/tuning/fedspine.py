@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client_app.methods.tuning import fedpetuning, round_adapters
+from client_app.methods.tuning import adapter_averaging, round_adapters
 from client_app.methods.tuning.personal_model import own_folder, write_own, write_own_encoder
 from client_app.protocol import client_state
 from client_app.protocol.answer_once import answer_once
@@ -41,7 +41,7 @@ from client_app.site import Site
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.edits import Edits
 from espalier.hf.whole.adapters import merged
-from espalier.messages.blobs.cuts import read_bits
+from espalier.messages.blobs.cut_bits import read_bits
 from espalier.messages.evaluation import LOSS_DIGITS, MAX_LOSS
 from espalier.messages.message import Header, MessageBody, validate
 from espalier.methods.tuning.adapters.contract import Order
@@ -164,7 +164,7 @@ def _train(site: Site, state: PrivateState, request: MessageBody, own: CutModel)
     steps = site.settings.training.steps
     first_step = (server_round - 1) * steps
     # The check is repeated after training: skipped steps contribute no tokens.
-    fedpetuning.require_enough(site, training, range(first_step, first_step + steps))
+    adapter_averaging.require_enough(site, training, range(first_step, first_step + steps))
     numbers = measured_sequences(site, training, range(first_step, first_step + steps))
     with kernel_errors():
         # 1. Loss before training, with the weights of this round's start.
@@ -174,14 +174,14 @@ def _train(site: Site, state: PrivateState, request: MessageBody, own: CutModel)
             tensors, outcome = training.run(start, first_step, steps)
         # 3. Loss after training, on the same sequences.
         loss_after = loss_of(training, tensors, numbers)
-    fedpetuning.require_enough(site, training, outcome.weighed)
+    adapter_averaging.require_enough(site, training, outcome.weighed)
     # They stay here and decide the next cut.
     keep_measured(state, server_round, own.cut, watch.importance)
     limit = validate(Order, request.fields).rank_limit
     seconds = time.monotonic() - started
     hashes = round_adapters.keep_blobs(site, state, server_round, tensors, start, limit)
     return SpineReport(
-        **fedpetuning.report_of(site, seconds, training, outcome, limit, hashes),
+        **adapter_averaging.report_of(site, seconds, training, outcome, limit, hashes),
         loss_before=loss_before,
         loss_after=loss_after,
         # Rounded, so that the value tells less.

@@ -11,7 +11,7 @@ the server knows, the device cuts nothing, and training continues with the cut o
 from client_app.protocol.answer_once import answer_once
 from client_app.protocol.push import store_part
 from client_app.site import Site
-from espalier.messages.blobs.cuts import pack_bits, read_bits
+from espalier.messages.blobs.cut_bits import pack_bits, read_bits
 from espalier.messages.message import MessageBody, NoFields, validate
 from espalier.methods.tuning.fedspine import STRUCTURE, CutOrder, FedSpineSettings
 from espalier.models.groups import Groups

@@ -1,20 +1,33 @@
-"""HetLoRA's rank self-pruning at a client (Cho et al. 2024), after a round's training.
+"""HetLoRA at a client: adapter averaging, with rank self-pruning after a round's training.
 
+Source: Cho et al. 2024.
 The paper considers one matrix and one rank per client. Here all matrices of a client share its
 rank, and the criterion is the sum over them: ``sum ||B[:, gamma r:]|| ||A[gamma r:, :]||``.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from client_app.methods.tuning import adapter_averaging
+from client_app.methods.tuning.adapter_averaging import evaluate, local_baseline
+from client_app.site import Site
+from espalier.messages.message import MessageBody
 from espalier.methods.tuning.adapters.settings import AdapterAveraging
 from espalier.methods.tuning.hetlora import HetLoRASettings
 from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.models.plan import block_key
 from espalier.settings.run import RunSettings
 from pruning_kernels.lora.factors import Factors, kept_rank, self_prune_rank, tail_norm
+
+__all__ = ["SelfPruning", "evaluate", "local_baseline", "train"]
+
+
+def train(site: Site, request: MessageBody) -> MessageBody:
+    """Train the round's adapters and reply with the first part. Each round is answered once."""
+    return adapter_averaging.train(site, request, rank_pruning=SelfPruning.of)
 
 
 @dataclass(frozen=True)
@@ -65,9 +78,12 @@ class SelfPruning:
                 )
         return torch.stack(found).sum()
 
-    def penalty(self, tensors: Tensors) -> Tensor:
-        """Return the regularization term of the training loss: lambda times the tail."""
-        return self.regularisation * self.tail(tensors)
+    @property
+    def penalty(self) -> Callable[[Tensors], Tensor] | None:
+        """Regularization term of the training loss: lambda times the tail; None if lambda is 0."""
+        if self.regularisation == 0:
+            return None
+        return lambda tensors: self.regularisation * self.tail(tensors)
 
     def rank_after(self, before: Tensors, after: Tensors) -> int:
         """Return the rank for the next round: the lower one if training made the tail smaller.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from client_app.methods.tuning import fedpetuning, round_adapters
+from client_app.methods.tuning import adapter_averaging, round_adapters
 from client_app.methods.tuning.personal_model import own_folder, write_own
 from client_app.protocol import client_state
 from client_app.protocol.answer_once import answer_once
@@ -213,7 +213,7 @@ def _train(site: Site, state: PrivateState, request: MessageBody, rank_limit: in
     start = round_adapters.begins_with(site, plan, start_blobs(site, request), _first)
     training = _training(site, state, header)
     first_step = (header.server_round - 1) * settings.training.steps
-    fedpetuning.require_enough(site, training, range(first_step, first_step + steps))
+    adapter_averaging.require_enough(site, training, range(first_step, first_step + steps))
     # From before this round, so that a repeated round begins with the same embedding.
     own = _conditioning(state, header)
     moments = {}
@@ -222,7 +222,7 @@ def _train(site: Site, state: PrivateState, request: MessageBody, rank_limit: in
         moments[EMBEDDING] = {name: own[name] for name in ("exp_avg", "exp_avg_sq", "step")}
     with kernel_errors():
         tensors, outcome = training.masked(start, first_step, steps, moments)
-    fedpetuning.require_enough(site, training, outcome.weighed)
+    adapter_averaging.require_enough(site, training, outcome.weighed)
     # 1. Private: embedding and moments stay here.
     kept = {EMBEDDING: training.embedding, **dict(outcome.moments.get(EMBEDDING, {}))}
     client_state.keep(state, client_state.CONDITIONING, header.server_round, {OWN: kept})
@@ -236,7 +236,7 @@ def _train(site: Site, state: PrivateState, request: MessageBody, rank_limit: in
     # 3. What is sent: generator and LoRA.
     hashes = round_adapters.keep_blobs(site, state, header.server_round, tensors, start, rank_limit)
     return TuningReport(
-        **fedpetuning.report_of(site, seconds, training, outcome, rank_limit, hashes)
+        **adapter_averaging.report_of(site, seconds, training, outcome, rank_limit, hashes)
     )
 
 
@@ -266,7 +266,7 @@ def _fit(site: Site, state: PrivateState, header: Header) -> None:
     require_own_data(site, header)
     training = _training(site, state, header)
     steps = site.settings.of(SftPSettings).late_steps
-    fedpetuning.require_enough(site, training, range(steps))
+    adapter_averaging.require_enough(site, training, range(steps))
     with kernel_errors():
         training.fitted(_pushed(site, header), steps)
     kept = {OWN: {EMBEDDING: training.embedding}}

@@ -20,7 +20,7 @@ from espalier.settings.tables.task import CHAT_TEMPLATES
 PAGE = "docs/reference/tasks.md"
 INTRODUCTION = """# Tasks
 
-After reading this page you know which fields the records of a task need, what the model reads, and
+After reading this page you can write the records that a task needs, and say what the model reads and
 how it is scored.
 
 Written by `python -m espalier.data.tasks.description`; `espalier tasks` prints the same.

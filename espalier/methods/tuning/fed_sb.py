@@ -3,13 +3,13 @@
 A and B are frozen, and every party computes them. Only the matrix between them is trained and sent.
 """
 
-from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from espalier.methods.tuning.adapters.row import averaging_row
 from espalier.methods.tuning.adapters.settings import AdapterAveraging
-from espalier.methods.tuning.fedpetuning import METHOD as FEDPETUNING
+from espalier.methods.tuning.adapters.summands import summands
 from espalier.models.adapters import Bases
 from espalier.settings.tables.federation import FederationSettings
 from espalier.settings.tables.lora import LoraSettings
@@ -56,9 +56,10 @@ class FedSbSettings(AdapterAveraging):
         return lines
 
 
-METHOD = replace(
-    FEDPETUNING,
+METHOD = averaging_row(
     title="Fed-SB (only a small square matrix between the frozen factors of LoRA is trained)",
     settings=FedSbSettings,
     strategy="strategies.tuning.fed_sb:FedSb",
+    summands=summands,
+    to_summands="client_app.summands.adapters:of_adapters",
 )

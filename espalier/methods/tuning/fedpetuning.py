@@ -4,10 +4,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from espalier.methods.tuning.adapters.row import averaging_row
 from espalier.methods.tuning.adapters.settings import AdapterAveraging, folding_faults
 from espalier.methods.tuning.adapters.summands import summands
 from espalier.models.adapters import FACTORS
-from espalier.settings.registry import Row
 from espalier.settings.run import RunSettings
 from espalier.settings.tables.federation import BY_COORDINATE, FederationSettings
 from espalier.settings.tables.lora import LoraSettings
@@ -93,17 +93,11 @@ class FedPETuningSettings(AdapterAveraging):
         return super().secure_sum_fault(federation)
 
 
-METHOD = Row(
+METHOD = averaging_row(
     title="FedPETuning (federated averaging of LoRA adapters)",
     settings=FedPETuningSettings,
-    contracts="espalier.methods.tuning.adapters.contract",
     strategy="strategies.tuning.fedpetuning:FedPETuning",
     job="client_app.methods.tuning.fedpetuning",
     summands=summands,
     to_summands="client_app.summands.adapters:of_adapters",
-    dry_run="server_app.estimate.messages.tuning:DryTuning",
-    work="server_app.estimate.work.tuning:Tuned",
-    outcome="server_app.artifacts.adapters:AdapterOutcome",
-    baseline="strategies.baselines:tuned",
-    tunes=True,
 )

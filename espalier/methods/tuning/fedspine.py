@@ -18,7 +18,7 @@ from pydantic import Field, field_validator
 
 from espalier.amounts import count
 from espalier.errors import ProtocolError
-from espalier.messages.blobs.cuts import bit_specs, read_bits, require_step
+from espalier.messages.blobs.cut_bits import bit_specs, read_bits, require_step
 from espalier.messages.contract import Contract, Side
 from espalier.messages.evaluation import LOSS_DIGITS, MAX_LOSS
 from espalier.messages.message import Fields, Kind, MessageBody, NoFields, validate

@@ -3,11 +3,10 @@
 Clients train new adapters in every round. What they send is stacked, and folded into the base.
 """
 
-from dataclasses import replace
 from typing import ClassVar
 
+from espalier.methods.tuning.adapters.row import averaging_row
 from espalier.methods.tuning.adapters.settings import AdapterAveraging, folding_faults
-from espalier.methods.tuning.fedpetuning import METHOD as FEDPETUNING
 from espalier.models.adapters import FACTORS
 from espalier.seeds import derive_seed
 from espalier.settings.method import of_client
@@ -80,12 +79,9 @@ class FloraSettings(AdapterAveraging):
         ]
 
 
-METHOD = replace(
-    FEDPETUNING,
+METHOD = averaging_row(
     title="FLoRA (LoRA adapters of any rank are stacked, and folded into the base)",
     settings=FloraSettings,
     strategy="strategies.tuning.flora:Flora",
-    summands=None,
-    to_summands="",
     summands_reason="stacks the clients' adapters, which do not follow from their sum",
 )

@@ -3,13 +3,12 @@
 LoRA adapters are averaged, with a rank for each client.
 """
 
-from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from espalier.methods.tuning.adapters.row import averaging_row
 from espalier.methods.tuning.adapters.settings import AdapterAveraging
-from espalier.methods.tuning.fedpetuning import METHOD as FEDPETUNING
 from espalier.settings.method import of_client
 from espalier.settings.tables.federation import FederationSettings
 from espalier.settings.tables.lora import LoraSettings, Ranks, largest_rank_faults, ranks_field
@@ -101,13 +100,11 @@ class HetLoRASettings(AdapterAveraging):
         ]
 
 
-METHOD = replace(
-    FEDPETUNING,
+METHOD = averaging_row(
     title="HetLoRA (federated LoRA adapters, with a rank for each client)",
     settings=HetLoRASettings,
     strategy="strategies.tuning.hetlora:HetLoRA",
-    summands=None,
-    to_summands="",
+    job="client_app.methods.tuning.hetlora",
     summands_reason=(
         "weights clients by the norm of each one's update, and they have ranks of their"
         " own and give some up"

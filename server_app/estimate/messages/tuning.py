@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from espalier.hf.structured.selection import lowest
-from espalier.messages.blobs.cuts import pack_bits, read_bits
+from espalier.messages.blobs.cut_bits import pack_bits, read_bits
 from espalier.messages.blobs.model_pieces import Manifest
 from espalier.messages.message import MessageBody
 from espalier.methods.tuning.adapters.tensors import parts

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from espalier.hf.structured.selection import cut_trained
 from espalier.messages.blobs.adapters import Shape, pack_adapters
-from espalier.messages.blobs.cuts import pack_bits, read_bits
+from espalier.messages.blobs.cut_bits import pack_bits, read_bits
 from espalier.methods.tuning.fedspine import STRUCTURE, trained
 from espalier.models.adapters import Adapter, AdapterPlan
 from espalier.models.groups import Cut, Groups

@@ -9,7 +9,7 @@ from flwr.app import Message
 
 import client_app.methods.pruning.fedprllm
 import client_app.methods.pruning.pooled_pruning
-import client_app.methods.tuning.fedpetuning
+import client_app.methods.tuning.adapter_averaging
 import client_app.protocol.evaluation
 from espalier.errors import EspalierError
 from espalier.messages.records import read

@@ -11,7 +11,7 @@ import pytest
 
 import client_app.methods.pruning.fedprllm
 import client_app.methods.pruning.pooled_pruning
-import client_app.methods.tuning.fedpetuning
+import client_app.methods.tuning.adapter_averaging
 import client_app.protocol.evaluation
 from espalier.errors import InputError
 from espalier.hf.opening.opened_model import OpenedModel
@@ -121,8 +121,8 @@ def test_another_result_is_not_evaluated_any_more(bench: Bench) -> None:
 
 
 WORK = {
-    "train": (client_app.methods.tuning.fedpetuning, "_train"),
-    "local_baseline": (client_app.methods.tuning.fedpetuning, "_train_local_baseline"),
+    "train": (client_app.methods.tuning.adapter_averaging, "_train"),
+    "local_baseline": (client_app.methods.tuning.adapter_averaging, "_train_local_baseline"),
     "evaluate": (client_app.protocol.evaluation, "_losses"),
 }
 """Function that does the work of each message kind."""

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client_app.methods.tuning.fedpetuning import begins_with
+from client_app.methods.tuning.round_adapters import begins_with
 from espalier.errors import EspalierError
 from espalier.messages.tensor_blobs import NUMPY_DTYPES, pack_tensors
 from espalier.methods.examples import PLAN

@@ -9,7 +9,7 @@ import torch
 
 from espalier.errors import EspalierError
 from espalier.hf.structured.selection import lowest
-from espalier.messages.blobs.cuts import CUT, bit_specs, pack_bits, read_bits, require_step
+from espalier.messages.blobs.cut_bits import CUT_BITS, bit_specs, pack_bits, read_bits, require_step
 from espalier.messages.tensor_blobs import pack_tensors
 from espalier.models.groups import Cut, Groups, to_remove
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
@@ -61,7 +61,7 @@ def test_groups_are_ordered_block_by_block() -> None:
 def test_bits_travel_and_come_back() -> None:
     found = read_bits(GROUPS, pack_bits(cut(1, 2, 7, 15)))
     assert np.flatnonzero(found).tolist() == [1, 2, 7, 15]
-    assert bit_specs(GROUPS)[CUT].shape == (1,)
+    assert bit_specs(GROUPS)[CUT_BITS].shape == (1,)
     assert found[GROUPS.at(0, "groups")].tolist() == [False, True]
     assert found[GROUPS.at(1, "channels")].tolist() == [False] * 5 + [True]
     structure = GROUPS.structure(found)
@@ -75,12 +75,15 @@ def test_bits_travel_and_come_back() -> None:
     ("blob", "words"),
     [
         (
-            pack_tensors({CUT: np.zeros(2, np.uint64)}),
+            pack_tensors({CUT_BITS: np.zeros(2, np.uint64)}),
             "not the bits of this model's 16 groups and channels",
         ),
         (pack_tensors({"cut": np.zeros(1, np.uint64)}), "not the bits of this model's 16"),
-        (pack_tensors({CUT: np.zeros(1, np.int64)}), "not the bits of this model's 16"),
-        (pack_tensors({CUT: np.array([1 << 16], np.uint64)}), "bits are set beyond the last group"),
+        (pack_tensors({CUT_BITS: np.zeros(1, np.int64)}), "not the bits of this model's 16"),
+        (
+            pack_tensors({CUT_BITS: np.array([1 << 16], np.uint64)}),
+            "bits are set beyond the last group",
+        ),
         (pack_bits(cut(0, 1)), "all groups of block 0 are cut, one must stay"),
         (pack_bits(cut(*range(10, 16))), "all channels of block 1 are cut, one must stay"),
         (b"\xff" * 40, "not a safetensors blob"),

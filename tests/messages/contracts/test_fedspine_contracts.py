@@ -9,7 +9,7 @@ import torch
 
 from espalier.errors import EspalierError
 from espalier.messages.blobs.adapters import pack_adapters
-from espalier.messages.blobs.cuts import pack_bits
+from espalier.messages.blobs.cut_bits import pack_bits
 from espalier.messages.contract import check, check_reply
 from espalier.messages.contracts import contract_for
 from espalier.messages.message import MessageBody, request_header

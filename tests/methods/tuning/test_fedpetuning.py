@@ -91,7 +91,9 @@ class TestFedPETuning(FedPETuningRuns, Promises):
         for client in range(bench.num_clients):
             (bench.folder / f"text-{client}.txt").write_text(private_text(0))
         # All clients go through their text in the same order.
-        monkeypatch.setattr("client_app.methods.tuning.fedpetuning.derive_seed", lambda *_, **__: 5)
+        monkeypatch.setattr(
+            "client_app.methods.tuning.adapter_averaging.derive_seed", lambda *_, **__: 5
+        )
         changes = {"federation__rounds": 1}
         grid = bench.grid(**changes)
         folder = bench.run(grid, **changes)

@@ -11,7 +11,7 @@ import torch
 from flwr.app import Message
 from safetensors.torch import load
 
-import client_app.methods.tuning.fedpetuning
+import client_app.methods.tuning.adapter_averaging
 from espalier.errors import EspalierError
 from espalier.messages.message import MessageBody
 from espalier.messages.records import read
@@ -103,13 +103,15 @@ class TestHetLoRA(HetLoRARuns, Promises):
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         ranks = {}
-        alone = client_app.methods.tuning.fedpetuning._train_local_baseline
+        alone = client_app.methods.tuning.adapter_averaging._train_local_baseline
 
         def noted(site: Any, state: Any, header: Any, adapters: Any, *beside: Any) -> Any:
             ranks[header.client] = max(adapter.rank for _, adapter in adapters)
             return alone(site, state, header, adapters, *beside)
 
-        monkeypatch.setattr(client_app.methods.tuning.fedpetuning, "_train_local_baseline", noted)
+        monkeypatch.setattr(
+            client_app.methods.tuning.adapter_averaging, "_train_local_baseline", noted
+        )
         drawn = {"federation__rounds": 1, "federation__sampled_clients": 0.25}
         changes = {"lora__ranks": "", **drawn, "evaluation__local_baseline": True}
         grid = bench.grid(**changes)
@@ -180,7 +182,9 @@ class TestHetLoRA(HetLoRARuns, Promises):
         for client in range(bench.num_clients):
             (bench.folder / f"text-{client}.txt").write_text(private_text(0))
         # All clients go through their text in the same order.
-        monkeypatch.setattr("client_app.methods.tuning.fedpetuning.derive_seed", lambda *_, **__: 5)
+        monkeypatch.setattr(
+            "client_app.methods.tuning.adapter_averaging.derive_seed", lambda *_, **__: 5
+        )
         grid, folder = self._last(bench, lora__ranks="8")
         sent = sent_adapters(grid, 1)
         for matrix in PATHS:

@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 from espalier.hf.opening.config_only_model import described
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.structured.selection import lowest
-from espalier.messages.blobs.cuts import pack_bits
+from espalier.messages.blobs.cut_bits import pack_bits
 from espalier.messages.tensor_blobs import packed_bytes, wire_specs
 from espalier.methods.tuning.fedspine import FedSpineSettings, trained
 from espalier.models.groups import Cut, Groups

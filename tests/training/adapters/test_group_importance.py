@@ -17,7 +17,7 @@ from torch import Tensor
 from espalier.data.tasks.item import Batch
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.structured.selection import cut_trained
-from espalier.messages.blobs.cuts import pack_bits
+from espalier.messages.blobs.cut_bits import pack_bits
 from espalier.methods.tuning.fedspine import FedSpineSettings, trained
 from espalier.models.groups import Groups
 from espalier.models.structure import GROUP_KINDS

@@ -14,7 +14,7 @@ from flwr.app import Message
 from safetensors.torch import load, load_file
 
 import client_app.methods.tuning.fedsoda
-from client_app.methods.tuning import fedpetuning as tuning
+from client_app.methods.tuning import adapter_averaging as tuning
 from espalier.errors import EspalierError
 from espalier.hf.opening.opened_model import OpenedModel, open_model
 from espalier.messages.message import MessageBody

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from flwr.app import Message
 
-from espalier.messages.blobs.cuts import CUT
+from espalier.messages.blobs.cut_bits import CUT_BITS
 from espalier.messages.message import MessageBody
 from espalier.messages.records import read, write
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
@@ -94,8 +94,8 @@ def in_bits(spoil: Callable[[int], int]) -> Callable[[Message, Message], Message
         body = read(reply.content)
         if body.header.kind != "push" or "structure" not in body.blobs:
             return reply
-        (bits,) = unpack_tensors(body.blobs["structure"])[CUT].tolist()
-        body.blobs["structure"] = pack_tensors({CUT: np.array([spoil(bits)], np.uint64)})
+        (bits,) = unpack_tensors(body.blobs["structure"])[CUT_BITS].tolist()
+        body.blobs["structure"] = pack_tensors({CUT_BITS: np.array([spoil(bits)], np.uint64)})
         return Message(write(body), reply_to=request)
 
     return tamper

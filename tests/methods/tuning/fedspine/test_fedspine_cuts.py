@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from espalier.messages.blobs.cuts import CUT
+from espalier.messages.blobs.cut_bits import CUT_BITS
 from espalier.messages.message import MessageBody
 from espalier.messages.records import read, write
 from espalier.messages.tensor_blobs import unpack_tensors
@@ -247,7 +247,7 @@ class TestFedSpine(FedSpineRuns):
         context = grid.contexts[
             next(m for m in asked if "pruned" in opened(m).fields).metadata.dst_node_id
         ]
-        before = unpack_tensors(question.blobs["structure"])[CUT]
+        before = unpack_tensors(question.blobs["structure"])[CUT_BITS]
         for server_round, pruned in ((3, 0.05), (4, 0.2), (5, 0.25)):
             header = question.header.model_copy(update={"server_round": server_round})
             content = write(MessageBody(header, {"pruned": pruned}, question.blobs))
@@ -257,4 +257,4 @@ class TestFedSpine(FedSpineRuns):
                     context,
                 ).content
             )
-            assert np.array_equal(unpack_tensors(reply.blobs["structure"])[CUT], before)
+            assert np.array_equal(unpack_tensors(reply.blobs["structure"])[CUT_BITS], before)
