@@ -22,7 +22,7 @@ from client_app.policy.site_policy import require_allowed
 from client_app.protocol.answer_once import at_work
 from client_app.protocol.push import answer_fetch
 from client_app.protocol.secure_sum import advertise, confirm, mask, share, unmask
-from client_app.simulated import as_played, in_simulation
+from client_app.simulation import as_played, in_simulation
 from client_app.site import Site, reply_to
 from espalier.environment.imports import importing
 from espalier.environment.loopback import keep_on_loopback

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import Context
 
 from client_app.model_folder import downloaded_model
-from client_app.simulated import in_simulation
+from client_app.simulation import in_simulation
 from espalier.data.data_protection import require_groups
 from espalier.environment.hub_models import cached_model, download_model, hub_name
 from espalier.environment.paths import DEMO

@@ -45,7 +45,7 @@ from espalier.training.adapter_training import AdapterTraining
 from espalier.training.initial_values import initial_values
 from espalier.training.replacement import Replacement, Stretch
 from espalier.training.sequences import client_sequences
-from pruning_kernels.selection.local import LocalPruning
+from pruning_kernels.selection.local_pruning import LocalPruning
 from strategies.base.run import Run
 
 SCRATCH = "centralized"

@@ -9,7 +9,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 import espalier.flower.shared_nodes
-from client_app.simulated import playing_a_node
+from client_app.simulation import playing_a_node
 from espalier.flower.shared_nodes import play_task
 from strategies.base.progress import Clock
 

@@ -40,7 +40,7 @@ def _tables(given: argparse.Namespace) -> None:
 
 
 def _measure(given: argparse.Namespace) -> None:
-    from benchmarks.fedsoda.measured import measure
+    from benchmarks.fedsoda.measured_study import measure
 
     measure(given)
 

@@ -9,7 +9,7 @@ from benchmarks.fedsoda.cells import FEDOT
 from benchmarks.fedsoda.studies import BY_ROUND, CHANCE, COSTS, DENSE, PERPLEXITIES, SCORES, Study
 from benchmarks.reporting.looks import CHANCE as GUESSED
 from benchmarks.reporting.looks import look_of_arm
-from benchmarks.reporting.paired import paired_table
+from benchmarks.reporting.paired_comparison import paired_table
 from benchmarks.reporting.panels import (
     DASHED,
     Panel,

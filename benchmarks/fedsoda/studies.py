@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.fedsoda import cells
 from benchmarks.fedsoda.cells import FEDBIOT, FEDOT, FEDPETUNING, FEDSODA, Cell
 from benchmarks.fedsoda.runs import Bench
-from benchmarks.reporting.paired import Pair
+from benchmarks.reporting.paired_comparison import Pair
 from benchmarks.reporting.rows import Rows
 
 DENSE = "dense"

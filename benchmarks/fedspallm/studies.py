@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.fedspallm import app
 from benchmarks.fedspallm.clients import Clients
-from benchmarks.reporting.paired import Pair
+from benchmarks.reporting.paired_comparison import Pair
 from benchmarks.reporting.perplexity_report import Study
 from benchmarks.reporting.rows import Rows
 from espalier.data.passages import passages

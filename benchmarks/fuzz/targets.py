@@ -11,8 +11,8 @@ from typing import Any, get_args
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from benchmarks.fuzz.headers import changed_blob
-from benchmarks.fuzz.letters import exchanges, letters
 from benchmarks.fuzz.mutations import changed_bytes, changed_document, document_bytes, value, word
+from benchmarks.fuzz.valid_messages import exchanges, letters
 from espalier.environment.bounded_json import read_json
 from espalier.errors import InputError
 from espalier.hf.tokenizer.rules import KNOWN_PATTERNS, require_known_parts

@@ -35,9 +35,9 @@ from benchmarks.leakage.adapters import (
     insert,
     private_tuning,
 )
+from benchmarks.leakage.data_sets import DataSets
 from benchmarks.leakage.figures import Figures
 from benchmarks.leakage.report import FIGURES, KEYS, NO_NOISE, write_report
-from benchmarks.leakage.sets import DataSets
 from benchmarks.leakage.statistics import DP_SGD, EPSILONS, KINDS, POOLED, StatisticsAttack
 from benchmarks.membership.clients import Clients
 from benchmarks.reporting.rows import Rows

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.leakage.data_sets import DataSets
 from benchmarks.leakage.figures import Figures, figures
-from benchmarks.leakage.sets import DataSets
 from benchmarks.membership.attacks import falls_of_loss
 from benchmarks.membership.clients import Clients
 from benchmarks.membership.kinds import TUNING

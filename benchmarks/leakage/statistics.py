@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from benchmarks.leakage.data_sets import DataSets
 from benchmarks.leakage.figures import Figures, figures
 from benchmarks.leakage.likelihood import scores_of
 from benchmarks.leakage.noise import clipped, private_means
-from benchmarks.leakage.sets import DataSets
 from benchmarks.membership.kinds import STATISTICS, Statistics
 from espalier.hf.group_scores.streamline import stretch_cosines
 from espalier.hf.group_scores.taylor import pack_scores, taylor_scores

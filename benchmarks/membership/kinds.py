@@ -26,7 +26,7 @@ from espalier.methods.tuning.adapters.tensors import trained
 from espalier.settings.run import RunSettings, parse
 from espalier.training.initial_values import initial_adapters
 from pruning_kernels.groups.slicing import packed
-from pruning_kernels.selection.local import LocalPruning
+from pruning_kernels.selection.local_pruning import LocalPruning
 
 Recompute = Callable[[BlockStream, Tensor, RunSettings], Iterator[bytes]]
 Read = Callable[[OpenedModel, int, bytes, int], Tensor]

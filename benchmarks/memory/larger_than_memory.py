@@ -85,7 +85,7 @@ def prune(given: argparse.Namespace) -> dict[str, Any]:
     from espalier.hf.stream.edits import masked
     from espalier.messages.blobs.mask_tensors import pack_masks, unpack_masks
     from espalier.storage.blobs import BlobStore
-    from pruning_kernels.selection.local import LocalPruning
+    from pruning_kernels.selection.local_pruning import LocalPruning
 
     computing, model, samples = _opened(given)
     choose = LocalPruning("wanda", 0.5, "row").prune_mask

@@ -6,8 +6,8 @@
 Without ``--model`` the runs use the demo model, and a LLaMA of 211 million random weights (bf16,
 0.4 GB in a temporary directory), so that memory is not only that of libraries. Estimate and run
 have separate processes, as have the run's server and each client; peaks are the kernel's figures
-(``separate.py``). Texts are this project's own pages. Results go to the CSV file row by row (an
-interrupted study continues there), and finally to a Markdown table next to it.
+(``separate_clients.py``). Texts are the pages of this project. Results go to the CSV file row by
+row (an interrupted study continues there), and finally to a Markdown table next to it.
 """
 
 import argparse
@@ -119,7 +119,7 @@ def measured(config: Mapping[str, Any], folder: Path) -> dict[str, float]:
 
 def planned(config: Mapping[str, Any]) -> dict[str, float]:
     """Return the figures of the estimate."""
-    return _in_a_fresh_process("benchmarks.plan.predict", config)
+    return _in_a_fresh_process("benchmarks.plan.prediction", config)
 
 
 def again(rows: Rows, models: Mapping[str, str]) -> None:

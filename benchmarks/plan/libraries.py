@@ -21,7 +21,7 @@ torch.ones(512, 512) @ torch.ones(512, 512)
 """
 COMPILE = """
 import torch
-from pruning_kernels.selection.local import LocalPruning
+from pruning_kernels.selection.local_pruning import LocalPruning
 LocalPruning("wanda", 0.5, "row").prune_mask(torch.zeros(1024, 1024), torch.ones(1024))
 """
 """Code that compiles kernels, or reads them from their cache."""

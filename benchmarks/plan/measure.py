@@ -11,7 +11,7 @@ from typing import Any
 
 from flwr.app import Context, RecordDict
 
-from benchmarks.plan.separate import SeparateGrid, forget_peak, peak, state_in
+from benchmarks.plan.separate_clients import SeparateGrid, forget_peak, peak, state_in
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reporting.paired import Pair
+from benchmarks.reporting.paired_comparison import Pair
 from benchmarks.reporting.perplexity_report import Study
 from benchmarks.reporting.rows import Rows
 from benchmarks.smaller.bench import SAMPLES, Bench

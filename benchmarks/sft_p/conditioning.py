@@ -12,7 +12,7 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
-from benchmarks.reporting.paired import Pair
+from benchmarks.reporting.paired_comparison import Pair
 from benchmarks.reporting.rows import Rows
 from benchmarks.sft_p.runs import DENSE, MASKS, TRAINED, mixed, private_text, texts_of
 from benchmarks.smaller.bench import Bench

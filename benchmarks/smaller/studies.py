@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.reporting.paired import Pair
+from benchmarks.reporting.paired_comparison import Pair
 from benchmarks.reporting.perplexity_report import Study
 from benchmarks.reporting.rows import Rows
 from benchmarks.smaller.bench import SAMPLES, Bench

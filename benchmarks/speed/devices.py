@@ -26,7 +26,7 @@ from flwr.app import Context, RecordDict
 
 from benchmarks.models.random_llama import SHAPES, save_model
 from benchmarks.plan.__main__ import ROOT, settings_of
-from benchmarks.plan.separate import state_in
+from benchmarks.plan.separate_clients import state_in
 from espalier.settings.registry import METHODS
 
 

@@ -25,7 +25,7 @@ import torch
 from numba import njit, prange
 
 from pruning_kernels.selection import selection
-from pruning_kernels.selection.local import LocalMetric, LocalPruning
+from pruning_kernels.selection.local_pruning import LocalMetric, LocalPruning
 from pruning_kernels.votes.bitmask import num_words, pack, stack_of_masks, unpack
 from pruning_kernels.votes.vote_counter import vote_counter
 from pruning_kernels.votes.votes import magnitudes, select_most_voted

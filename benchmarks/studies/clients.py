@@ -25,7 +25,7 @@ from espalier.models.plan import BlockPlan
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
-from pruning_kernels.selection.local import LocalPruning
+from pruning_kernels.selection.local_pruning import LocalPruning
 from pruning_kernels.votes.bitmask import Words, pack
 from pruning_kernels.votes.vote_counter import vote_counter
 from pruning_kernels.votes.votes import VoteCounter

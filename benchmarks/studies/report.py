@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.reporting.looks import look_of_arm
-from benchmarks.reporting.paired import Pair, paired_table
+from benchmarks.reporting.paired_comparison import Pair, paired_table
 from benchmarks.reporting.panels import (
     Panel,
     Reference,

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.reporting.paired import BySeed, Pair, paired_table
+from benchmarks.reporting.paired_comparison import BySeed, Pair, paired_table
 from benchmarks.reporting.panels import heading_of, picture, seeds_note
 from benchmarks.reporting.rows import Row, Rows
 from benchmarks.reporting.tables import head_of, mean_and_spread

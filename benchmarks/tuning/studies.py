@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.reporting.paired import Pair
+from benchmarks.reporting.paired_comparison import Pair
 from benchmarks.reporting.rows import Rows
 from benchmarks.tuning.federation import Averaging, Federation
 from benchmarks.tuning.report import Table

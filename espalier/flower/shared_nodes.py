@@ -2,7 +2,7 @@
 
 Plain ``flwr run`` simulates two nodes by default, independent of the app's settings. The ServerApp
 sees as many nodes as there are clients. Each message contains a record with the client for which
-the node acts, and the simulated node removes that record (``client_app.simulated``). A real node
+the node acts, and the simulated node removes that record (``client_app.simulation``). A real node
 does not know the record and refuses the message.
 
 In a simulation all clients are on this machine. So the site policy does not apply, half of the
@@ -10,7 +10,7 @@ clients are a quorum, and a centralized baseline is possible.
 Covers: a grid counts as a simulation only if its class is listed here. Every other grid, including
 a class that a later version of Flower adds, counts as a deployment.
 Does not cover: what a client may do. A client detects by itself whether it is simulated
-(``client_app.simulated``) and never asks the server.
+(``client_app.simulation``) and never asks the server.
 """
 
 from collections.abc import Iterable

@@ -24,7 +24,7 @@ from espalier.settings.tables.lora import LoraSettings
 from espalier.settings.tables.privacy import PrivacySettings, unread_for_privacy
 from espalier.settings.tables.task import CHAT, TEXT, TaskSettings, tasks
 from espalier.settings.tables.training import TrainingSettings
-from espalier.settings.top import TopSettings
+from espalier.settings.top_level import TopSettings
 
 GENERAL: dict[str, type[Table]] = {
     "data": DataSettings,

@@ -3,7 +3,7 @@
 A site's owner passes them to the SuperNode as its configuration.
 Covers: the owner defines here what a run may use (files, fields, methods, sizes, the minimum amount
 of data behind an answer). The settings of a run cannot change it. No key declares a node to be
-simulated: the program detects it (``client_app.simulated``), and in doubt a node counts as real.
+simulated: the program detects it (``client_app.simulation``), and in doubt a node counts as real.
 Does not cover: a program that ignores the policy. These settings are read by the program that the
 run's submitter sends.
 """

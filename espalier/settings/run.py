@@ -28,7 +28,7 @@ from espalier.settings.tables.lora import LoraSettings
 from espalier.settings.tables.privacy import PrivacySettings
 from espalier.settings.tables.task import TEXT, TaskSettings, tasks
 from espalier.settings.tables.training import TrainingSettings
-from espalier.settings.top import DEFAULT_METHOD, TopSettings
+from espalier.settings.top_level import DEFAULT_METHOD, TopSettings
 
 J = TypeVar("J", bound=MethodSettings)
 

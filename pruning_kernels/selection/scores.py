@@ -38,7 +38,7 @@ def relative_score(weight: Tensor, sums: RiaSums, factors: Tensor) -> Tensor:
     for first in range(0, len(size), ROWS_AT_ONCE):
         score = size[first : first + ROWS_AT_ONCE]
         share_of_column = score / sums.columns
-        # The order of the operations defines the bits; ``lowest._share`` has the same one.
+        # The order of the operations defines the bits; ``lowest_scores._share`` has the same one.
         score.div_(sums.rows[first : first + ROWS_AT_ONCE, None]).add_(share_of_column).mul_(
             factors
         )

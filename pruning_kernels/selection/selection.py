@@ -101,8 +101,8 @@ def _select_sorted(lines: Tensor, quota: int) -> Tensor:
 
 
 def _select_on_device(lines: Tensor, quota: int) -> Tensor:
-    """Select as ``_select_sorted``, with ``lowest_on_device``."""
-    from pruning_kernels.selection.lowest_on_device import ordered_keys, prune_lowest
+    """Select as ``_select_sorted``, with ``lowest_scores_on_device``."""
+    from pruning_kernels.selection.lowest_scores_on_device import ordered_keys, prune_lowest
 
     return prune_lowest(ordered_keys(lines), quota)
 
@@ -110,8 +110,8 @@ def _select_on_device(lines: Tensor, quota: int) -> Tensor:
 def _select_compiled(
     scores: Tensor, quota: int, group: ComparisonGroup, factors: Tensor | None, sums: RiaSums | None
 ) -> tuple[Tensor, bool]:
-    """Select with the kernels of ``lowest``; return whether scores cannot be compared, too."""
-    from pruning_kernels.selection import lowest
+    """Select with ``lowest_scores``; return whether scores cannot be compared, too."""
+    from pruning_kernels.selection import lowest_scores
 
     prune_mask = np.empty(tuple(scores.shape), np.bool_)
     # numba needs arrays of one type; an empty one stands for None.
@@ -127,12 +127,12 @@ def _select_compiled(
     ]
     threads = use_threads_of_torch()
     if (pattern := parse_pattern(group)) is not None:
-        unordered = lowest.prune_pattern(*given, pattern[1], quota, threads, prune_mask)
+        unordered = lowest_scores.prune_pattern(*given, pattern[1], quota, threads, prune_mask)
     else:
         kernel = {
-            "layer": lowest.prune_layer,
-            "row": lowest.prune_rows,
-            "column": lowest.prune_columns,
+            "layer": lowest_scores.prune_layer,
+            "row": lowest_scores.prune_rows,
+            "column": lowest_scores.prune_columns,
         }[group]
         unordered = kernel(*given, quota, threads, prune_mask)
     return torch.from_numpy(prune_mask), bool(unordered)

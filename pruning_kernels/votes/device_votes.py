@@ -1,6 +1,6 @@
 """Votes for one matrix on a CUDA device.
 
-``vote_planes_cuda`` counts them and ``lowest_on_device`` selects the weights. The results have the
+``vote_planes_cuda`` counts them and ``lowest_scores_on_device`` selects the weights. The results have the
 bits of ``votes``. All but the counting is plain torch. The counting also has a plain form for
 tensors on the CPU, which is not used on other devices.
 """
@@ -17,7 +17,7 @@ from pruning_kernels.selection.comparison_groups import (
     group_size,
     pruned_per_group,
 )
-from pruning_kernels.selection.lowest_on_device import prune_lowest
+from pruning_kernels.selection.lowest_scores_on_device import prune_lowest
 from pruning_kernels.votes.bitmask import Words
 from pruning_kernels.votes.bitmask_on_device import pack_on_device
 from pruning_kernels.votes.votes import Sizes, VoteCounter, count_one_by_one

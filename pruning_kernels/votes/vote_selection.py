@@ -16,7 +16,7 @@ from numba import get_num_threads, prange
 from numpy.typing import NDArray
 
 from pruning_kernels.compiler import compiled
-from pruning_kernels.selection.lowest import threshold_of
+from pruning_kernels.selection.lowest_scores import threshold_of
 from pruning_kernels.votes.bit_instructions import lowest_bit, popcount
 from pruning_kernels.votes.bitmask import LINE_WORDS, Words, pack
 

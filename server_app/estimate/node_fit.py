@@ -26,7 +26,7 @@ from espalier.hf.machine.machine_memory import machine_memory
 from espalier.models.plan import ModelPlan
 from espalier.settings.node import NodeSettings, parse_node
 from espalier.settings.run import parse
-from espalier.settings.top import DEFAULT_METHOD
+from espalier.settings.top_level import DEFAULT_METHOD
 from server_app.estimate.estimate import Plan, in_words
 from server_app.estimate.messages.replies import Outlook, outlook, outlook_without_model
 from server_app.estimate.node_sends import sends

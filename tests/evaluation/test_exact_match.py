@@ -11,7 +11,7 @@ from espalier.data.tasks.kinds.written_answers import NUMBERS
 from espalier.data.tasks.task import Generation
 from espalier.errors import EspalierError
 from espalier.evaluation.exact_match import exact_match, found_answers, generate, shortened
-from tests.data.tasks.adding_tokenizer import END, KINDS, START, raw_tokenizer, tokenizer_adding
+from tests.data.tasks.tokens_at_ends import END, KINDS, START, raw_tokenizer, tokenizer_adding
 from tests.tiny_model import save_tiny_llama
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")

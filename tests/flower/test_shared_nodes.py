@@ -10,7 +10,7 @@ from flwr.superlink.grid import InMemoryGrid
 
 import client_app.app
 import server_app.app
-from client_app.simulated import as_played
+from client_app.simulation import as_played
 from espalier.flower.shared_nodes import PLAYED, SharedNodes, with_enough_nodes
 from tests.bench import Bench, home, summary
 from tests.in_process import InProcessGrid

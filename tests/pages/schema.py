@@ -14,7 +14,7 @@ from espalier.settings.registry import METHODS, settings_of, tables_of
 from espalier.settings.shared_keys import all_shared_keys, fields_by_key, shared_keys
 from espalier.settings.table import Table
 from espalier.settings.tables.federation import OF_THE_METHOD, FederationSettings
-from espalier.settings.top import TopSettings
+from espalier.settings.top_level import TopSettings
 
 
 @dataclass(frozen=True)

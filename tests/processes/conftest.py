@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes.deployment import espalier, federation
-from tests.processes.interrupted import SETTINGS, SITES, results_of
+from tests.processes.interruptible_run import SETTINGS, SITES, results_of
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.processes.deployment import Federation, espalier, eventually, federation
-from tests.processes.interrupted import (
+from tests.processes.interruptible_run import (
     ROOT,
     SETTINGS,
     SITES,

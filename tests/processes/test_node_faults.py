@@ -26,7 +26,7 @@ from tests.processes.deployment import (
     submit,
     superlink_options,
 )
-from tests.processes.interrupted import (
+from tests.processes.interruptible_run import (
     ROOT,
     SETTINGS,
     SITES,

@@ -8,7 +8,7 @@ import pytest
 from espalier.cli.keys import make_keys
 from tests.bench import private_text
 from tests.processes.deployment import espalier, federation
-from tests.processes.interrupted import ROOT
+from tests.processes.interruptible_run import ROOT
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

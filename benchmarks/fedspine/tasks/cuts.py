@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.fedspine.tasks.compared import CUT_FIRST, CUTS_LAST, PRUNED_FIRST
+from benchmarks.fedspine.tasks.compared_methods import CUT_FIRST, CUTS_LAST, PRUNED_FIRST
 from benchmarks.smaller.bench import Bench
 from espalier.evaluation.scores import score
 from espalier.hf.machine.computing import Computing

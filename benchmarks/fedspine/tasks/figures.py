@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from benchmarks.fedspine.tasks.compared import AT_ONCE_FIRST, AT_ONCE_LAST, BANDIT
+from benchmarks.fedspine.tasks.compared_methods import AT_ONCE_FIRST, AT_ONCE_LAST, BANDIT
 from benchmarks.fedspine.tasks.fleets_and_alphas import (
     Values,
     by_alpha,

@@ -6,10 +6,10 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.fedspine.tasks import figures as task_figures
-from benchmarks.fedspine.tasks.compared import AT_ONCE_FIRST, AT_ONCE_LAST, BANDIT
+from benchmarks.fedspine.tasks.compared_methods import AT_ONCE_FIRST, AT_ONCE_LAST, BANDIT
 from benchmarks.fedspine.tasks.results import METHODS, Found
 from benchmarks.fedspine.tasks.runs import FLEET, GRID, MANY_FLEET, SCHEDULE, TUNED
-from benchmarks.reporting.paired import Pair, paired_table
+from benchmarks.reporting.paired_comparison import Pair, paired_table
 from benchmarks.reporting.panels import draw, picture
 from benchmarks.reporting.rows import Row
 from benchmarks.reporting.tables import head_of, mean_and_spread

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.fedspine.tasks import cuts
-from benchmarks.fedspine.tasks.compared import (
+from benchmarks.fedspine.tasks.compared_methods import (
     AT_ONCE_FIRST,
     AT_ONCE_LAST,
     BANDIT,

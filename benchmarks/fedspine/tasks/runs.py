@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from benchmarks.fedspine.tasks import cuts, whole_tuning
-from benchmarks.fedspine.tasks.compared import (
+from benchmarks.fedspine.tasks.compared_methods import (
     AT_ONCE_LAST,
     BANDIT,
     BY_LAYERS,
@@ -24,7 +24,7 @@ from benchmarks.fedspine.tasks.compared import (
     at_once,
 )
 from benchmarks.fedspine.tasks.encoder_masks import mask_tuned
-from benchmarks.fedspine.tasks.other_clock import depends_on_times, retimed
+from benchmarks.fedspine.tasks.other_fleet import depends_on_times, retimed
 from benchmarks.reporting.rows import Rows
 from benchmarks.smaller.bench import Bench
 from espalier.hf.opening.opened_model import open_model

@@ -28,7 +28,7 @@ from espalier.methods.pruning.fedprllm import Decision, FedPrLLMSettings, decide
 from espalier.models.plan import block_key
 from espalier.progress import report_progress
 from espalier.storage.blobs import BlobStore
-from pruning_kernels.selection.local import LocalPruning
+from pruning_kernels.selection.local_pruning import LocalPruning
 
 
 def train(site: Site, request: MessageBody) -> MessageBody:

@@ -32,7 +32,7 @@ from espalier.methods.pruning.fedspallm import (
     sparsity_of,
 )
 from espalier.storage.client_state import PrivateState
-from pruning_kernels.selection.local import LocalPruning
+from pruning_kernels.selection.local_pruning import LocalPruning
 
 
 def train(site: Site, request: MessageBody) -> MessageBody:

@@ -3,9 +3,9 @@
 from espalier.data.tasks.kinds import (
     chat,
     classification,
-    custom,
-    endings,
+    continuations,
     lettered_choices,
+    own_tasks,
     written_answers,
 )
 from espalier.data.tasks.task import Task
@@ -13,7 +13,7 @@ from espalier.errors import InputError
 from espalier.settings.run import RunSettings
 from espalier.settings.tables.data import CLASSIFICATION, COMPLETION, listed_labels
 
-KINDS = (classification, lettered_choices, endings, written_answers, chat, custom)
+KINDS = (classification, lettered_choices, continuations, written_answers, chat, own_tasks)
 TASKS: dict[str, Task] = {task.name: task for kind in KINDS for task in kind.TASKS}
 
 
@@ -28,7 +28,7 @@ def task_of(settings: RunSettings) -> Task:
     """Return the task of a run; prompt and labels of one's own are those of ``[data]``."""
     data = settings.data
     if settings.task.name == COMPLETION:
-        return custom.completion(data.prompt)
+        return own_tasks.completion(data.prompt)
     if settings.task.name == CLASSIFICATION:
-        return custom.classification(data.prompt, listed_labels(data.labels))
+        return own_tasks.classification(data.prompt, listed_labels(data.labels))
     return task_named(settings.task.name)

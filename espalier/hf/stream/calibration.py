@@ -19,12 +19,12 @@ from espalier.hf.stream.edits import Edits, WeightEdit, dense
 from espalier.hf.stream.input_statistics import InputObserver, InputSquareSums, S, Watch, watch_for
 from espalier.messages.blobs.mask_tensors import PrunedMatrix
 from espalier.progress import report_each
-from pruning_kernels.selection.local import LocalPruning
+from pruning_kernels.selection.local_pruning import LocalPruning
 from pruning_kernels.selection.scores import NotFiniteError
 from pruning_kernels.sparsegpt import Factor
 
 ChoosePruneMask = Callable[[Tensor, Any], Tensor]
-"""Function (weight, statistics of its input) -> prune mask; see ``pruning_kernels.selection.local``."""
+"""Function (weight, statistics of its input) -> prune mask; see ``pruning_kernels.selection.local_pruning``."""
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
-from pruning_kernels.selection.local import DampingMean, InputStatistics, LocalPruning
+from pruning_kernels.selection.local_pruning import DampingMean, InputStatistics, LocalPruning
 from pruning_kernels.sparsegpt import Factor, factorise
 
 CHANNELS_AT_ONCE = 512

@@ -30,7 +30,7 @@ from espalier.methods.pruning.pooled_pruning import (
 from espalier.models.plan import BlockPlan
 from espalier.progress import report_each
 from pruning_kernels.fixed_point import from_words, to_words
-from pruning_kernels.selection.local import LocalPruning
+from pruning_kernels.selection.local_pruning import LocalPruning
 
 Sums = Mapping[str, Tensor]
 """Sum of squares of each distinct input, (channels,), float64, by its first matrix."""

@@ -20,7 +20,7 @@ from espalier.hf.machine.computing import Computing, free_bytes
 from espalier.hf.nf4.cache import quantised_linears
 from espalier.hf.nf4.matrices import linear_of, tables
 from espalier.hf.opening.opened_model import OpenedModel
-from espalier.hf.whole.spread import device_of, placement, spread
+from espalier.hf.whole.device_map import device_of, placement, spread
 from espalier.progress import report_each
 
 Base = Literal["float32", "bfloat16", "nf4"]

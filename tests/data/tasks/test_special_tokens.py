@@ -18,7 +18,8 @@ from espalier.data.token_pieces import TokenPieces
 from espalier.errors import EspalierError
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.settings.run import parse
-from tests.data.tasks.adding_tokenizer import (
+from tests.data.tasks.task_records import RECORDS
+from tests.data.tasks.tokens_at_ends import (
     END,
     KINDS,
     START,
@@ -27,7 +28,6 @@ from tests.data.tasks.adding_tokenizer import (
     split_slowly,
     tokenizer_adding,
 )
-from tests.data.tasks.task_records import RECORDS
 from tests.tiny_model import save_tiny_llama
 
 

@@ -22,7 +22,7 @@ for library in ("torch", "numba", "transformers"):
     sys.modules[library] = None  # importing it raises
 from flwr.app import Context, RecordDict
 from client_app.app import app
-from client_app.simulated import playing_a_node
+from client_app.simulation import playing_a_node
 from espalier.flower.shared_nodes import play_task
 from espalier.messages.records import address, read
 play_task()

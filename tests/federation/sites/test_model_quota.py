@@ -19,7 +19,7 @@ from flwr.app import Context, RecordDict
 from client_app import model_folder
 from client_app.model_folder import downloaded_model
 from client_app.protocol.model_download import take_offer, take_piece
-from client_app.simulated import in_simulation
+from client_app.simulation import in_simulation
 from client_app.site import Site
 from espalier.errors import EspalierError, StateLost
 from espalier.messages.blobs.model_pieces import BYTES, MIN_PIECE_BYTES, PIECE, Manifest

@@ -14,7 +14,7 @@ from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.calibration import prune_by_block, prune_layers
 from espalier.hf.stream.input_statistics import InputSquareSums
 from pruning_kernels import sparsegpt
-from pruning_kernels.selection.local import LocalPruning
+from pruning_kernels.selection.local_pruning import LocalPruning
 from tests.hf.tiny_models import CPU, token_sequences, whole_model
 from tests.largest_tensor import LargestTensor
 

@@ -15,7 +15,7 @@ from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream, run_through
 from espalier.hf.stream.calibration import prune_by_block
 from espalier.hf.stream.hidden_states import OnDisk, hidden_states
-from pruning_kernels.selection.local import LocalPruning
+from pruning_kernels.selection.local_pruning import LocalPruning
 from tests.hf.tiny_models import llama_config, save_model, token_sequences
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")

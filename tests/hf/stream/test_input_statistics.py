@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from espalier.hf.stream.input_statistics import InputGrams, InputSquareSums, watch_for
-from pruning_kernels.selection.local import LocalPruning
+from pruning_kernels.selection.local_pruning import LocalPruning
 from pruning_kernels.sparsegpt import Factor, factorise
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from pruning_kernels.selection import lowest
+from pruning_kernels.selection import lowest_scores
 from pruning_kernels.votes import vote_selection, votes
 from pruning_kernels.votes.bitmask import pack
 from pruning_kernels.votes.votes import VoteCounter, select_most_voted
@@ -22,7 +22,7 @@ INSTRUCTIONS = {
 @pytest.fixture
 def kernels_as_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Replace each kernel by the Python function it is compiled from, for matrices of any size."""
-    for module in (lowest, vote_selection):
+    for module in (lowest_scores, vote_selection):
         for name, found in list(vars(module).items()):
             if hasattr(found, "py_func"):
                 monkeypatch.setattr(module, name, found.py_func)

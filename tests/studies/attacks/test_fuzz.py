@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from benchmarks.fuzz.__main__ import fuzz
-from benchmarks.fuzz.letters import exchanges
 from benchmarks.fuzz.targets import targets
+from benchmarks.fuzz.valid_messages import exchanges
 from espalier.errors import InputError
 from espalier.messages.sums.secure_sum import KINDS as SECURE_KINDS
 from espalier.methods.privacy_table import privacy_table

@@ -17,9 +17,9 @@ from benchmarks.leakage.adapters import (
     mean_of,
     private_tuning,
 )
+from benchmarks.leakage.data_sets import DataSets
 from benchmarks.leakage.figures import Figures, auc, figures, of_two, true_positives
 from benchmarks.leakage.noise import clipped, gaussian_delta, noise_for, private_means
-from benchmarks.leakage.sets import DataSets
 from benchmarks.leakage.statistics import KINDS, POOLED, StatisticsAttack
 from benchmarks.membership import clients as clients_module
 from benchmarks.membership.clients import Clients

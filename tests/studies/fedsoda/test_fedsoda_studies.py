@@ -12,7 +12,7 @@ import pytest
 from benchmarks.fedsoda import cells, memory
 from benchmarks.fedsoda.__main__ import COMMANDS, MEASURED, main
 from benchmarks.fedsoda.cells import FEDBIOT, FEDOT, FEDPETUNING, FEDSODA, IID, METHODS, SODA, Cell
-from benchmarks.fedsoda.measured import chosen
+from benchmarks.fedsoda.measured_study import chosen
 from benchmarks.fedsoda.report import rounds_needed, write_report
 from benchmarks.fedsoda.runs import full_number
 from benchmarks.fedsoda.sources import is_public, make_sources

@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks.fedspine.tasks import report as task_report
 from benchmarks.fedspine.tasks import runs
-from benchmarks.fedspine.tasks.compared import AT_ONCE_LAST
+from benchmarks.fedspine.tasks.compared_methods import AT_ONCE_LAST
 from benchmarks.fedspine.tasks.fleets_and_alphas import by_alpha, by_fleet, times_by_alpha
-from benchmarks.fedspine.tasks.other_clock import retimed
+from benchmarks.fedspine.tasks.other_fleet import retimed
 from benchmarks.fedspine.tasks.results import Found, found_in
 from benchmarks.reporting.rows import Rows
 from espalier.settings.tables.fleet import Fleet

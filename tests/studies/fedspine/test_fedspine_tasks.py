@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.fedspine.tasks import cuts, runs
 from benchmarks.fedspine.tasks import study as task_study
-from benchmarks.fedspine.tasks.compared import CHOICES
+from benchmarks.fedspine.tasks.compared_methods import CHOICES
 from benchmarks.reports import write_again
 from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing

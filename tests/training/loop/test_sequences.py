@@ -12,14 +12,14 @@ from espalier.hf.opening.opened_model import OpenedModel
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings, parse
 from espalier.training.sequences import client_sequences
-from tests.data.tasks.adding_tokenizer import (
+from tests.data.tasks.task_records import RECORDS
+from tests.data.tasks.tokens_at_ends import (
     END,
     KINDS,
     raw_tokenizer,
     save_tokenizer_adding,
     split_slowly,
 )
-from tests.data.tasks.task_records import RECORDS
 from tests.tiny_model import save_tiny_llama, save_tiny_roberta
 
 WRITTEN = {"gsm8k", "dolly", "alpaca", "completion"}

@@ -31,7 +31,7 @@ def forget_peak() -> None:
 def _client(pipe: Connection) -> None:
     """Answer messages in a client's process, and finally report time and peak memory."""
     from client_app.app import app
-    from client_app.simulated import playing_a_node
+    from client_app.simulation import playing_a_node
     from espalier.flower.shared_nodes import play_task
     from espalier.messages.records import address, read
 

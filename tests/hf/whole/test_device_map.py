@@ -15,8 +15,8 @@ from espalier.hf.machine.computing import set_up
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.whole import model as module
 from espalier.hf.whole.adapters import put_in, set_values
+from espalier.hf.whole.device_map import device_of, placement
 from espalier.hf.whole.model import load_whole
-from espalier.hf.whole.spread import device_of, placement
 from espalier.models.adapters import adapter_plan
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import parse

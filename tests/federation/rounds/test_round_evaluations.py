@@ -35,7 +35,7 @@ def looks(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def test_looks_equal_the_ends_of_shorter_runs(bench: Bench) -> None:
+def test_evaluations_equal_the_ends_of_shorter_runs(bench: Bench) -> None:
     found = looks(bench.run(evaluation__every=1, training__schedule="constant"))
     assert [look["round"] for look in found] == [1, 2, 3]
     for look in found:
@@ -46,7 +46,7 @@ def test_looks_equal_the_ends_of_shorter_runs(bench: Bench) -> None:
         }
 
 
-def test_looks_are_the_same_after_kill(bench: Bench) -> None:
+def test_evaluations_are_the_same_after_kill(bench: Bench) -> None:
     changes = {"evaluation__every": 2, "federation__rounds": 5}
     whole = bench.run(**changes)
     assert [look["round"] for look in looks(whole)] == [2, 4]

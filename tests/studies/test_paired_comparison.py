@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.fedspallm.studies import FEDERATIONS, FOLDS, SPARSITIES
 from benchmarks.reporting.conditions import together
-from benchmarks.reporting.paired import Difference, Pair, difference, paired_table
+from benchmarks.reporting.paired_comparison import Difference, Pair, difference, paired_table
 from benchmarks.studies.cells import table_1
 
 ARMS = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from client_app.simulated import in_simulation, playing_a_node
+from client_app.simulation import in_simulation, playing_a_node
 
 
 def ray(initialized: bool, actor: str | None) -> Any:

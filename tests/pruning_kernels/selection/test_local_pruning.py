@@ -8,7 +8,7 @@ import torch
 
 from pruning_kernels.selection import selection
 from pruning_kernels.selection.comparison_groups import ComparisonGroup
-from pruning_kernels.selection.local import LocalPruning
+from pruning_kernels.selection.local_pruning import LocalPruning
 from pruning_kernels.selection.scores import NotFiniteError
 from pruning_kernels.sparsegpt import factorise
 from tests.devices import NEEDS_CUDA
