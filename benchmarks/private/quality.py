@@ -18,7 +18,7 @@ from espalier.data.passages import is_held_out, passages
 
 EPSILONS = (inf, 8.0, 4.0, 2.0, 1.0)
 DELTA = 1e-5
-RATE = 0.05
+RATE = 0.0125
 """Sampling rate of training; sums have all records."""
 ROUNDS = 3
 STEPS = 10

@@ -63,9 +63,12 @@ def _personal(method: str, settings: Settings) -> Arm:
 
 
 def _spine(ratio: float, **other: Any) -> Arm:
-    """Return FedSpine with the paper's importance; ``other`` are settings of its table."""
+    """Return FedSpine with the paper's importance; ``other`` are further settings of it."""
     paper = {"score": "exact", "normalise": True, "selection": "kind"}
-    named = {f"fedspine.{key.replace('_', '-')}": value for key, value in (paper | other).items()}
+    named = {
+        f"{'pruning' if key == 'selection' else 'fedspine'}.{key}": value
+        for key, value in (paper | other).items()
+    }
     return _personal("fedspine", {"pruning.ratio": ratio, **named})
 
 

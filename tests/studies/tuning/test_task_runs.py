@@ -12,6 +12,7 @@ from benchmarks.task_runs import arms
 from benchmarks.task_runs.energy import rows_beside
 from benchmarks.task_runs.report import write_report
 from benchmarks.task_runs.study import FIGURES, KEYS, measure_arms
+from espalier.settings.run import parse
 from tests.bench import home, private_text
 from tests.data.tasks.task_records import RECORDS
 
@@ -86,3 +87,13 @@ def test_rows_are_the_scores_of_the_runs(
     assert sum(float(row["share"]) for row in energy.rows) == pytest.approx(1, abs=1e-5)
     assert "| HetLoRA, 1 |" in text
     assert path.with_suffix(".png").exists()
+
+
+@pytest.mark.parametrize("name", arms.ARMS)
+def test_settings_of_every_arm_are_known_and_read(name: str) -> None:
+    given = {"data.source": "files", "data.path": "records.jsonl", "num-clients": 4}
+    task = {"task.name": "dolly", "task.test-path": "tests.jsonl", **arms.TASKS["dolly"]}
+    arm = arms.ARMS[name]
+    common = {**arms.COMMON, **given, **task}
+    parse({**common, **arm.settings}, simulation=True, by_hand=arm.settings)
+    parse({**given, **arm.first}, simulation=True, by_hand=arm.first)
