@@ -59,7 +59,7 @@ def client_files(
             path = data.path.replace("{client}", str(client))
         elif data.partition == "by-file":
             path = own_file(data.path, client, num_clients)
-    split = "train" if node.data_path else data.hub_split or "train"
+    split = "" if node.data_path else data.hub_split
     if path:
         return ClientFiles(tuple(open_rows(path, CLIENT_KEYS, split, other)), None)
     assert data.partition != "by-file"

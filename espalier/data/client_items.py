@@ -79,15 +79,13 @@ def _shares(
     corpus = open_corpus(
         ItemSource(task, source.files, columns_of(columns), group), node.state_root()
     )
-    if (
-        isinstance(source.partition, Partition)
-        and source.partition.kind in ("by-field", "dirichlet")
-        and "" in corpus.labels
-    ):
-        raise InputError(
-            f"data.partition = {data.partition!r}: the task has records without a label; choose"
-            " 'iid' or 'quantity', or give each record a label"
-        )
+    if isinstance(source.partition, Partition):
+        if source.partition.kind in ("by-field", "dirichlet") and "" in corpus.labels:
+            raise InputError(
+                f"data.partition = {data.partition!r}: the task has records without a label; choose"
+                " 'iid' or 'quantity', or give each record a label"
+            )
+        source.partition.require_enough(corpus.labels)
     # With duplicates left out, what one group contributes would depend on the others.
     distinct = not (settings.privacy.on and group)
     train, held_out = corpus.share(source.partition, client, distinct=distinct)
@@ -96,8 +94,8 @@ def _shares(
     if not train:
         raise InputError(
             f"data: the client has no training items of the task {task.name}; duplicates count"
-            " once, and one item in ten is held out; give the client more items, or raise"
-            " data.alpha"
+            " once, and one item in ten is held out; give the client more items, raise data.alpha,"
+            " or lower num-clients"
         )
     return train, held_out
 

@@ -19,6 +19,7 @@ from espalier.data.files.files import CLIENT_KEYS, TextRows
 from espalier.data.files.formats import open_rows
 from espalier.data.files.hub import HubRows
 from espalier.data.files.rows import RowFile, text_of
+from espalier.data.partition import Partition
 from espalier.data.passages import split
 from espalier.data.samples import (
     ONCE,
@@ -78,6 +79,8 @@ def _indexed_passages(
     source_files = client_files(settings, node, client, TextRows, hub)
     source = _text_source(source_files.files, data, node)
     corpus = open_corpus(source, node.state_root())
+    if isinstance(source_files.partition, Partition):
+        source_files.partition.require_enough(corpus.labels)
     calibration, held_out = corpus.share(source_files.partition, client, distinct=distinct)
     if node.fewest_groups():
         require_groups(node, [set(calibration.label_numbers.tolist())], "give the site more data")

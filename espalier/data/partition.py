@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.data.passages import digest
+from espalier.errors import InputError
 from espalier.seeds import derive_seed
 
 Kind = Literal["iid", "by-field", "by-group", "dirichlet", "quantity"]
@@ -32,6 +33,18 @@ class Partition:
     num_clients: int
     alpha: float
     seed: int
+
+    def require_enough(self, labels: Sequence[str]) -> None:
+        """Refuse data that have fewer labels or groups than clients that get whole ones.
+
+        Raises InputError if a client would get none.
+        """
+        if self.kind in ("by-field", "by-group") and len(labels) < self.num_clients:
+            of = "labels" if self.kind == "by-field" else "groups"
+            raise InputError(
+                f"data.partition = '{self.kind}': there are {len(labels)} {of} for num-clients ="
+                f" {self.num_clients}; lower num-clients, or choose another partition"
+            )
 
     def select(self, client: int, texts: Sequence[str]) -> list[str]:
         """Return the texts of one client, in their order; all have the same label."""

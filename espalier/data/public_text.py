@@ -4,19 +4,26 @@ from torch import Tensor
 
 from espalier.data.builtin.built_in_texts import public_part
 from espalier.data.files.file_text import FileText
+from espalier.data.files.formats import FORMATS, ending_of
 from espalier.data.samples import Encode, evaluation_samples
+from espalier.errors import InputError
 from espalier.settings.tables.evaluation import EvaluationSettings
 
 
 def public_text(name: str, path: str, key: str = "evaluation.texts") -> str | FileText:
     """Return a public text: the text of a file, or the held-out part of a built-in text.
 
-    Raises InputError if the file is missing, empty or not UTF-8.
+    Raises InputError if the file holds records, is missing, empty or not UTF-8.
 
     Parameters
     ----------
     key : setting that names the text, for errors
     """
+    if ending_of(path) in FORMATS:
+        raise InputError(
+            f"{key}: {path} is a file of records, and this text is plain text; write the texts of its"
+            " records to a file whose name ends with .txt"
+        )
     if path:
         return FileText(path, key)
     return public_part(name)

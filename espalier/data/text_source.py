@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from espalier.data.files.corpus_index import Unit
-from espalier.data.files.rows import Row, RowFile, label_of, text_of
+from espalier.data.files.rows import Row, RowFile, group_of, text_of
 from espalier.data.passages import digest, passages
 
 
@@ -34,7 +34,7 @@ class TextSource:
         """
         record = text_of(row, self.field, self.label_field)
         whole = digest(record.text)
-        group = digest(label_of(row, self.group_field, "data.group")) if self.group_field else None
+        group = digest(group_of(row, self.group_field)) if self.group_field else None
         for passage in passages(record.text):
             # The hash of a whole record is known already.
             own = whole if passage == record.text else digest(passage)

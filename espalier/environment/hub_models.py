@@ -90,7 +90,7 @@ def cached_model(name: str) -> Path:
         raise InputError(
             f"model = {name!r}: there is no such directory on this machine, and the cache of the"
             f" Hugging Face hub ({constants.HF_HUB_CACHE}) has no copy of such a model; download it"
-            f" (hf download {repository}), or name a directory"
+            f" (hf download {repository} --revision {revision}), or name a directory"
         )
     return Path(found).parent
 

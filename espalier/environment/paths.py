@@ -23,10 +23,15 @@ OF_A_DATASET = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
 def require_model(name: str) -> None:
-    """Refuse a name without a slash if no such directory exists.
+    """Refuse an address, and a name without a slash if no such directory exists.
 
     InputError explains how to name a model of the hub.
     """
+    if "://" in name:
+        raise InputError(
+            f"model = {name!r}: is an address; name a directory, or a model of the Hugging Face hub as"
+            " OWNER/NAME[@REVISION]"
+        )
     if name != DEMO and re.fullmatch(r"[\w-][\w.-]*", name) and not Path(name).exists():
         raise InputError(
             f"model = {name!r}: there is no directory {Path(name).absolute()}. If this is a model"
@@ -40,10 +45,15 @@ def is_dataset_name(path: str) -> bool:
 
 
 def require_data(source: str, path: str) -> None:
-    """Refuse ``owner/name`` as the path of a file that does not exist.
+    """Refuse an address, and ``owner/name`` as the path of a file that does not exist.
 
     InputError explains how to use a dataset of the hub.
     """
+    if "://" in path:
+        raise InputError(
+            f"data.path = {path!r}: is an address; download the data and name the file, or name a"
+            " dataset of the Hugging Face hub as OWNER/NAME with data.source = 'hub'"
+        )
     if source == "files" and OF_A_DATASET.fullmatch(path) and not Path(path).exists():
         raise InputError(
             f"data.path = {path!r}: there is no file or directory {Path(path).absolute()}, but"

@@ -213,7 +213,7 @@ def adapter_plan(plan: ModelPlan, lora: LoraSettings, num_classes: int = 0) -> A
     if unknown := sorted(set(chosen) - set(names)):
         raise InputError(
             f"lora.targets: the model has no {', '.join(unknown)}; its blocks have"
-            f" {', '.join(names)}"
+            f" {', '.join(names)}: set lora.targets to some of them, or to 'all'"
         )
     layers = lora.layer_numbers(len(plan.blocks))
     if layers[-1] >= len(plan.blocks):

@@ -20,6 +20,7 @@ from pydantic import Field, PrivateAttr, ValidationError, field_validator
 from espalier.errors import EspalierError, InputError
 from espalier.settings.registry import METHODS
 from espalier.settings.table import Columns, Table, mistake_lines
+from espalier.settings.tables.task import known_task
 
 MIN_TOKENS = 2048
 """Default minimum of tokens on which an answer rests: the calibration samples of a default run."""
@@ -337,6 +338,11 @@ class NodeSettings(Table):
     )
 
     _simulated: bool = PrivateAttr(False)
+
+    @field_validator("data_task")
+    @classmethod
+    def _is_a_task(cls, value: str) -> str:
+        return value and known_task(value)
 
     @field_validator("allowed_methods")
     @classmethod

@@ -134,7 +134,9 @@ class Replacement:
         """Return the block's other arguments for this number of samples, in float32."""
         # The arguments depend on the samples' shape only, so they are made once per size.
         if samples not in self._calls:
-            args, kwargs = self.stretch.stream.start(self.stretch.samples[:samples]).call(
+            # A party with fewer samples repeats them within a batch.
+            numbers = torch.arange(samples) % len(self.stretch.samples)
+            args, kwargs = self.stretch.stream.start(self.stretch.samples[numbers]).call(
                 self.stretch.start
             )
             self._calls[samples] = (

@@ -85,7 +85,7 @@ def test_client_beyond_quorum_stops_nothing(config: dict[str, Any], tmp_path: Pa
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": "/no/such"}, "has no config.json"),
+        ({"model": "/no/such"}, "there is no such directory"),
         ({"data.sequence-length": 65}, "data.sequence-length = 65: the model has 64 positions"),
         ({"evaluation.texts": "public=/no/such.txt"}, "no such file; check evaluation.texts"),
         ({"method": "fedpetuning", "lora.targets": "attn.z"}, "attn.z"),

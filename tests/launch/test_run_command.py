@@ -85,6 +85,14 @@ def test_name_without_an_owner_gets_a_hint(
     configuration(APP, ["model=demo"], on_this_machine=True)
 
 
+@pytest.mark.parametrize("key", ["model", "data.path"])
+def test_an_address_is_no_path(key: str) -> None:
+    with pytest.raises(
+        EspalierError, match=f"{key} = 'https://a.org/b': is an address; .*OWNER/NA"
+    ):
+        configuration(APP, [f"{key}=https://a.org/b"], on_this_machine=True)
+
+
 @pytest.mark.parametrize("words", [["data.source=files"], []])
 def test_hub_dataset_name_gets_a_source_hint(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

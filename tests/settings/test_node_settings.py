@@ -81,6 +81,8 @@ def test_limits_default_except_when_simulated() -> None:
 
 
 def test_a_method_that_does_not_exist_is_named() -> None:
+    (line,) = mistake_lines({"site": "a", "data-path": __file__, "data-task": "completon"})
+    assert line.startswith("data-task = 'completon': input should be 'text', 'sst2'")
     (line,) = mistake_lines({"site": "a", "allowed-methods": "fedprllm,fedavg"})
     assert line.startswith("allowed-methods = 'fedprllm,fedavg': fedavg is not a method")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from espalier.data.files.compression import Bytes
-from espalier.data.files.files import blocks, not_utf8, opened
+from espalier.data.files.files import blocks, not_utf8, opened, require_text
 from espalier.data.files.rows import status_of
 from espalier.data.passages import full_parts
 from espalier.environment.paths import at_home
@@ -38,6 +38,7 @@ class FileText(Sequence[str]):
                     f"{path}: the file is compressed ({file.packed}); unpack it, and name the"
                     f" unpacked file in {keys}"
                 )
+            require_text(file)
             self._state = status_of(at_home(path))
             self._places = list(self._checked(file))
 

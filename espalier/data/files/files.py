@@ -29,6 +29,8 @@ BLOCK_BYTES = 1 << 22
 MAX_ARRAY_BYTES = 1 << 28
 """Maximum size of a JSON array, which is read whole."""
 
+_JSON = re.compile(rb'(\xef\xbb\xbf)?\s*(\[\s*)?\{\s*"[^"\n]*"\s*:')
+"""Beginning of JSON: an object, or an array of objects."""
 _BLANK_LINES = re.compile(rb"\n(?:[ \t]*\r?\n)+")
 
 
@@ -39,6 +41,7 @@ class TextRows(RowFile):
 
     def read(self, columns: Sequence[str]) -> Iterator[Row]:
         with opened(self.path, self.keys) as file:
+            require_text(file)
             for start, data in _between_blank_lines(file):
                 try:
                     text = text_of_bytes(data)
@@ -186,15 +189,21 @@ def _lines(file: Bytes) -> Iterator[tuple[int, bytes]]:
         start += len(line)
 
 
+def require_text(file: Bytes) -> None:
+    """Raise InputError if a file of text begins like JSON, whose syntax nobody wants to train on."""
+    if _JSON.match(file.head):
+        raise InputError(
+            f"{file.name}: begins like JSON, not like text; for records, the name of the file must"
+            " end with .jsonl or .json, which .gz or .zst may follow"
+        )
+
+
 def not_utf8(path: str, start: int, error: UnicodeDecodeError) -> EspalierError:
     """Return the error for bytes from offset ``start`` on that could not be decoded."""
-    place = start + error.start
-    if error.reason == "unexpected end of data":
-        return InputError(
-            f"{path}: byte {place} is not UTF-8: the text ends within a character; copy the file"
-            " again"
-        )
-    return InputError(f"{path}: byte {place} is not UTF-8; {TO_UTF8}")
+    return InputError(
+        f"{path}: byte {start + error.start} is not UTF-8; {TO_UTF8}; if the file is cut off there,"
+        " copy it again"
+    )
 
 
 def no_such_file(file: Path, keys: str) -> EspalierError:

@@ -6,7 +6,13 @@ from pathlib import Path
 
 from espalier.data.files.files import JsonArrayRows, JsonLinesRows, TextRows, opened
 from espalier.data.files.rows import RowFile
-from espalier.data.files.tables import ArrowFileRows, DelimitedRows, ParquetRows, SavedDatasetRows
+from espalier.data.files.tables import (
+    ArrowFileRows,
+    DelimitedRows,
+    ParquetRows,
+    SavedDatasetRows,
+    no_splits,
+)
 from espalier.environment.paths import at_home
 from espalier.errors import InputError
 
@@ -30,7 +36,7 @@ FORMATS: dict[str, Reader] = {
     ".jsonl": JsonLinesRows,
     ".ndjson": JsonLinesRows,
     ".json": _json,
-    ".csv": lambda path, keys: DelimitedRows(path, keys, ","),
+    ".csv": lambda path, keys: DelimitedRows(path, keys, ",;\t|"),
     ".tsv": lambda path, keys: DelimitedRows(path, keys, "\t"),
     ".parquet": ParquetRows,
     ".arrow": ArrowFileRows,
@@ -45,23 +51,24 @@ def ending_of(path: str) -> str:
     return (file.with_suffix("") if file.suffix in PACKED else file).suffix
 
 
-def open_rows(
-    path: str, keys: str, split: str = "train", other: Reader = TextRows
-) -> list[RowFile]:
+def open_rows(path: str, keys: str, split: str = "", other: Reader = TextRows) -> list[RowFile]:
     """Return the files that a path names, in order of their names.
 
-    Raises InputError if there is no such file, or the files have different formats.
+    Raises InputError if there is no such file, the files have different formats, or a split is named
+    and they have none.
 
     Parameters
     ----------
     path : a file, a folder of files, a folder that ``datasets`` saved, or a pattern with ``*``
     keys : settings that name the path, for errors
-    split : split of a saved dataset that has several
+    split : split of a saved dataset that has several; empty: ``train``
     other : reader of files whose ending names no format
     """
     place = at_home(path)
     if place.is_dir() and any((place / name).is_file() for name in SAVED):
         return [SavedDatasetRows(path, keys, split)]
+    if split:
+        raise no_splits(path, split)
     if place.is_dir():
         found = [file for file in place.iterdir() if file.is_file()]
     elif has_magic(str(place)) and not place.exists():
@@ -70,7 +77,10 @@ def open_rows(
         return [_rows_of(path, keys, other)]
     names = sorted(str(file) for file in found if not file.name.startswith("."))
     if not names:
-        raise InputError(f"{place.absolute()}: names no files; check {keys}")
+        raise InputError(
+            f"{place.absolute()}: names no files; check {keys}; a pattern with '**/*' also names those"
+            " of subfolders"
+        )
     _require_one_format(names, path, keys)
     return [_rows_of(name, keys, other) for name in names]
 
@@ -80,9 +90,11 @@ def _rows_of(path: str, keys: str, other: Reader) -> RowFile:
 
 
 def _require_one_format(names: Sequence[str], path: str, keys: str) -> None:
-    endings = sorted({ending_of(name) if ending_of(name) in FORMATS else "text" for name in names})
-    if len(endings) > 1:
+    endings = {ending_of(name) for name in names}
+    if len({FORMATS.get(ending) for ending in endings}) > 1:
+        known = sorted(endings & FORMATS.keys())
+        shown = known + ["text"] * (len(known) < len(endings))
         raise InputError(
-            f"{path}: the files have different formats ({', '.join(endings)}); name those that"
-            f" belong to the data, for example with a pattern ('*{endings[0]}') in {keys}"
+            f"{path}: the files have different formats ({', '.join(shown)}); name those that"
+            f" belong to the data, for example with a pattern ('*{shown[0]}') in {keys}"
         )

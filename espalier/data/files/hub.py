@@ -67,7 +67,8 @@ class HubRows(DatasetRows):
                     f" {remedy}"
                 ) from None
             raise InputError(
-                f"{self._called} {CANNOT_BE_LOADED}: {type(error).__name__}: {first_line(error)}"
+                f"{self._called} {CANNOT_BE_LOADED}: {type(error).__name__}: {first_line(error)};"
+                " correct the name and data.hub-config, or wait until the hub can be reached"
             ) from error
 
     def shown(self) -> str:

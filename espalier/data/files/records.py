@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from espalier.amounts import count
 from espalier.environment.bounded_json import UnboundedJsonError, read_json
 from espalier.errors import InputError
 
@@ -19,7 +20,7 @@ class Record:
     label: str = ""
 
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,39}")
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,39}")
 """Pattern of field names that errors can show; other names might be private text."""
 MAX_NAMES = 12
 """Maximum number of field names in an error."""
@@ -56,11 +57,15 @@ def fields_there(record: Mapping[str, Any], *, kinds: bool = True) -> str:
     ----------
     kinds : whether to add the kinds of the values
     """
-    shown = [name for name in record if _NAME.fullmatch(name)][:MAX_NAMES]
+    shown = [name for name in record if NAME.fullmatch(name)][:MAX_NAMES]
     named = [f"{name} ({kind_of(record[name])})" if kinds else name for name in shown]
+    if not record:
+        return "it has no fields"
+    if not shown:
+        return f"it has {count(len(record), 'field')} with names that are not shown here"
     if others := len(record) - len(shown):
-        named.append(f"{others} more" if shown else f"{others} whose names are not shown here")
-    return f"it has the fields {', '.join(named)}" if named else "it has no fields"
+        named.append(f"{others} more")
+    return f"it has the fields {', '.join(named)}"
 
 
 ONE_EACH = "write one JSON object per line"

@@ -141,19 +141,27 @@ class RowFile(ABC):
         )
 
     def require_columns(self, columns: Sequence[str], there: Sequence[str]) -> None:
-        """Refuse a table that lacks a column.
+        """Refuse a table that lacks a column, or in which two have the same name.
 
         Raises
         ------
         InputError
             A column is missing; the error names the columns that exist.
         """
+        places: dict[str, int] = {}
+        for place, name in enumerate(there, start=1):
+            if (first := places.setdefault(name, place)) < place:
+                raise InputError(
+                    f"{self.path}: columns {first} and {place} have the same name; rename or remove"
+                    " one"
+                )
         for column in columns:
             if column not in there:
                 record = dict.fromkeys(there, "")
                 raise InputError(
                     f"{self.path} has no field '{column}', {fields_there(record, kinds=False)};"
-                    " set data.field or data.columns, or the node's data-field or data-columns"
+                    " set data.field, data.group or data.partition-field, or the node's data-field"
+                    " or data-group"
                 )
 
 
@@ -201,6 +209,20 @@ def label_of(row: Row, field: str, key: str) -> str:
             f" string, a number or a boolean: give the record such a label, or set {key}"
         )
     return str(value)
+
+
+def group_of(row: Row, field: str) -> str:
+    """Return the field that joins a row to a group, as text.
+
+    Raises InputError if the field is missing, is no label, or is blank, as CSV writes null.
+    """
+    group = label_of(row, field, "data.group")
+    if not group.strip():
+        raise InputError(
+            f"{row.where}, field '{field}' names no group, it is blank; give the record its group,"
+            " or set data.group"
+        )
+    return group
 
 
 def is_unicode(text: str) -> bool:

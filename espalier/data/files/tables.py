@@ -4,12 +4,22 @@ Memory holds a few hundred rows at a time, and of a Parquet file a part of a row
 """
 
 import csv
+import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from espalier.data.files.compression import Bytes, import_library
+from espalier.data.files.compression import (
+    GZIP,
+    HEAD_BYTES,
+    ZSTANDARD,
+    Bytes,
+    import_library,
+)
+from espalier.data.files.file_kinds import UNPACK, kind_refused
 from espalier.data.files.files import blocks, no_such_file, not_utf8, opened
+from espalier.data.files.records import NAME
 from espalier.data.files.rows import Place, PlaceCursor, Row, RowFile, status_of
 from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError, first_line
@@ -18,10 +28,14 @@ ROWS_AT_ONCE = 256
 """Number of rows that are converted to Python values at a time."""
 MAX_CELL = (1 << 31) - 1
 """Maximum size of a cell of a CSV file in characters."""
+QUOTE = "quote fields that contain the delimiter, a quote or a line end"
 PARQUET_BUFFER = 1 << 20
 """Number of bytes of a column of a Parquet file that are read at a time."""
 ARROW_FILE = b"ARROW1"
-"""First bytes of an Arrow file; a stream has none."""
+"""First bytes of an Arrow file."""
+TABLE_MARKS = (ARROW_FILE, b"\xff\xff\xff\xff", b"PAR1")
+"""First bytes of Arrow files, Arrow streams and Parquet files."""
+_QUOTED = re.compile(rb'"[^"]*"')
 
 Batch = tuple[int, Any]
 """Number of the first row, from 0, and a ``pyarrow.RecordBatch``."""
@@ -30,20 +44,26 @@ Batch = tuple[int, Any]
 class DelimitedRows(RowFile):
     """Rows of a CSV or TSV file with a header; every value is a string.
 
-    Blank space around the names of columns is ignored. A CSV file whose header has semicolons and
-    no comma, as spreadsheets write where a comma is the decimal sign, has semicolons throughout.
+    Blank space around the names of columns is ignored.
+
+    Parameters
+    ----------
+    delimiters : characters that may separate fields; the first one that is in the header, outside
+        of quotes, separates those of the whole file
     """
 
-    def __init__(self, path: str, keys: str, delimiter: str) -> None:
+    CONTENT = "a header and records"
+
+    def __init__(self, path: str, keys: str, delimiters: str) -> None:
         super().__init__(path, keys)
-        self._delimiter = delimiter
+        self._delimiters = delimiters
 
     def read(self, columns: Sequence[str]) -> Iterator[Row]:
         csv.field_size_limit(MAX_CELL)
         with opened(self.path, self.keys) as file:
-            header_line = file.head.partition(b"\n")[0]
-            semicolons = self._delimiter == "," and b"," not in header_line and b";" in header_line
-            delimiter = ";" if semicolons else self._delimiter
+            unquoted = _QUOTED.sub(b"", file.head).partition(b"\n")[0].decode(errors="replace")
+            found = (sign for sign in self._delimiters if sign in unquoted)
+            delimiter = next(found, self._delimiters[0])
             reader = csv.reader(_lines(file), delimiter=delimiter, strict=True)
             header = self._header(reader)
             self.require_columns(columns, header)
@@ -51,8 +71,7 @@ class DelimitedRows(RowFile):
                 where = f"{self.path}: row {number + 1}"
                 if len(cells) != len(header):
                     raise InputError(
-                        f"{where} has {len(cells)} fields, the header has {len(header)}; quote"
-                        " fields that contain the delimiter, a quote or a line end"
+                        f"{where} has {len(cells)} fields, the header has {len(header)}; {QUOTE}"
                     )
                 yield Row((number, 0), where, dict(zip(header, cells, strict=True)))
 
@@ -60,12 +79,7 @@ class DelimitedRows(RowFile):
         header = next(self._cells(reader), None)
         if header is None:
             raise self.empty()
-        header = [name.strip() for name in header]
-        if len(set(header)) < len(header):
-            raise InputError(
-                f"{self.path}: two columns of the header have the same name; rename one"
-            )
-        return header
+        return [name.strip() for name in header]
 
     def _cells(self, reader: Iterator[list[str]]) -> Iterator[list[str]]:
         """Yield the rows that are not blank."""
@@ -74,8 +88,8 @@ class DelimitedRows(RowFile):
         except csv.Error as error:
             line = getattr(reader, "line_num", 0)
             raise InputError(
-                f"{self.path}: line {line} is not {'TSV' if self._delimiter == chr(9) else 'CSV'}:"
-                f" {error}"
+                f"{self.path}: line {line} is not {'CSV' if ',' in self._delimiters else 'TSV'}:"
+                f" {error}; {QUOTE}, and double quotes within them"
             ) from None
 
 
@@ -115,7 +129,7 @@ class ArrowRows(RowFile):
 
     def read(self, columns: Sequence[str]) -> Iterator[Row]:
         for first, batch in self._checked(columns, None):
-            for number, record in enumerate(_records(batch), start=first):
+            for number, record in enumerate(self._records(first, batch), start=first):
                 yield Row((number, 0), f"{self.path}: row {number + 1}", record)
 
     def at(self, places: Iterable[Place], columns: Sequence[str] = ()) -> Iterator[Mapping]:
@@ -123,25 +137,58 @@ class ArrowRows(RowFile):
         for first, batch in self._checked(columns, cursor):
             # ``batches`` may look at the next place, so it must be beyond this batch afterwards.
             if chosen := cursor.take_before(first + batch.num_rows):
-                yield from _records(batch.take([number - first for number in chosen]))
+                begin = chosen[0]
+                part = batch.slice(begin - first, chosen[-1] + 1 - begin)
+                records = self._records(begin, part)
+                yield from (records[number - begin] for number in chosen)
             if cursor.next is None:
                 return
         if cursor.next is not None:
             raise self.changed()
 
     def _checked(self, columns: Sequence[str], cursor: PlaceCursor | None) -> Iterator[Batch]:
-        """Yield batches; errors of pyarrow become errors that name the file."""
+        """Yield batches; errors of the libraries become errors that name the file."""
         try:
             yield from self.batches(columns, cursor)
         except EspalierError:
             raise
-        except FileNotFoundError:
-            raise no_such_file(at_home(self.path), self.keys) from None
-        except (OSError, ArithmeticError, ValueError, NotImplementedError) as error:
-            raise InputError(
-                f"{self.shown()}: cannot be read ({type(error).__name__}:"
-                f" {first_line(error)}); copy or export the file again, or check {self.keys}"
-            ) from None
+        # The libraries raise errors of many types for damaged files.
+        except Exception as error:
+            if isinstance(error, FileNotFoundError) and not at_home(self.path).exists():
+                raise no_such_file(at_home(self.path), self.keys) from None
+            if kind := self._other_kind():
+                raise InputError(f"{self.shown()}: the file {kind}; check {self.keys}") from None
+            raise self._unreadable("", error) from None
+
+    def _records(self, first: int, batch: Any) -> list[dict[str, Any]]:
+        """Return rows as Python values, the first of which has the number ``first``."""
+        columns = []
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            try:
+                columns.append(column.to_pylist())
+            # Bytes that are not UTF-8, times that Python does not have, and the like.
+            except Exception as error:
+                field = f", field '{name}'" if NAME.fullmatch(name) else ""
+                rows = f" rows {first + 1} to {first + batch.num_rows}{field}:"
+                raise self._unreadable(rows, error) from None
+        names = batch.schema.names
+        return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+    def _unreadable(self, where: str, error: Exception) -> EspalierError:
+        return InputError(
+            f"{self.shown()}:{where} cannot be read ({type(error).__name__}: {first_line(error)});"
+            f" copy or export the file again, or check {self.keys}"
+        )
+
+    def _other_kind(self) -> str:
+        """Return the kind of a file that holds no table; empty if its first bytes tell none."""
+        # A dataset is no file.
+        with suppress(OSError), open(at_home(self.path), "rb") as file:
+            head = file.read(HEAD_BYTES)
+            if head.startswith((GZIP, ZSTANDARD)):
+                return UNPACK.format("gzip or Zstandard")
+            return "" if head.startswith(TABLE_MARKS) else kind_refused(head)
+        return ""
 
 
 class ParquetRows(ArrowRows):
@@ -217,7 +264,7 @@ class SavedDatasetRows(DatasetRows):
 
     Parameters
     ----------
-    split : split of a folder with several
+    split : split of a folder with several; empty: ``train``
     """
 
     def __init__(self, path: str, keys: str, split: str) -> None:
@@ -227,18 +274,26 @@ class SavedDatasetRows(DatasetRows):
     def dataset(self) -> Any:
         found = import_library("datasets").load_from_disk(str(at_home(self.path)))
         if not isinstance(found, dict):
+            if self._split:
+                raise no_splits(self.path, self._split)
             return found
-        if self._split not in found:
+        split = self._split or "train"
+        if split not in found:
             raise InputError(
-                f"{self.path}: the saved dataset has no split '{self._split}', only"
+                f"{self.path}: the saved dataset has no split '{split}', only"
                 f" {', '.join(found)}; set data.hub-split, or name the folder of a split"
             )
-        return found[self._split]
+        return found[split]
 
     def state(self) -> list[int]:
         """Return the properties of the folder's files that reveal a change."""
         files = sorted(file for file in at_home(self.path).rglob("*") if file.is_file())
         return [number for file in files for number in status_of(file)]
+
+
+def no_splits(path: str, split: str) -> EspalierError:
+    """Return the error for data in files that are not divided into splits."""
+    return InputError(f"data.hub-split = '{split}': {path} has no splits; leave it out")
 
 
 def _sliced(batches: Iterable[Any]) -> Iterator[Batch]:
@@ -249,7 +304,3 @@ def _sliced(batches: Iterable[Any]) -> Iterator[Batch]:
             part = batch.slice(start, ROWS_AT_ONCE)
             yield first, part
             first += part.num_rows
-
-
-def _records(batch: Any) -> list[dict[str, Any]]:
-    return batch.to_pylist()

@@ -3,9 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from espalier.data.files.records import fields_there, kind_of
+from espalier.data.files.records import fields_there, is_label, kind_of
 from espalier.data.files.rows import is_unicode
 from espalier.errors import EspalierError, InputError
+
+TRUTH_VALUES = ("false", "true")
+FORMAT = "'espalier tasks' shows what a record of the task has"
 
 
 class Fields:
@@ -14,14 +17,23 @@ class Fields:
     Parameters
     ----------
     where : file and line, or dataset and row, for errors
+    columns_of : field of the record for each field of the task that has another name there; None: a
+        record within a record, whose fields cannot have other names
     """
 
-    def __init__(self, record: Mapping[str, Any], where: str) -> None:
+    def __init__(
+        self, record: Mapping[str, Any], where: str, columns_of: Mapping[str, str] | None = None
+    ) -> None:
         self._record = record
         self._where = where
+        self._columns_of = columns_of
 
     def __contains__(self, name: str) -> bool:
-        return name in self._record
+        return self._own_name(name) in self._record
+
+    def is_mapped(self, name: str) -> bool:
+        """Return whether the field has another name, which the settings tell."""
+        return name in (self._columns_of or {})
 
     def text(self, name: str, *, may_be_blank: bool = False) -> str:
         """Return a field that is a string.
@@ -49,7 +61,7 @@ class Fields:
             raise self.refused(
                 name,
                 f"is not a JSON object but {kind_of(value)}",
-                "see the record format of the task",
+                FORMAT,
             )
         return Fields(value, f"{self._where}, field '{name}'")
 
@@ -59,39 +71,41 @@ class Fields:
         for place, value in enumerate(values, start=1):
             if not isinstance(value, Mapping):
                 why = f"is not a list of JSON objects: item {place} is {kind_of(value)}"
-                raise self.refused(name, why, "see the record format of the task")
+                raise self.refused(name, why, FORMAT)
         where = f"{self._where}, field '{name}', element"
         return [Fields(value, f"{where} {place}") for place, value in enumerate(values, start=1)]
 
     def is_record(self, name: str) -> bool:
         """Return whether the field is itself a record."""
-        return isinstance(self._record.get(name), Mapping)
+        return isinstance(self._found(name), Mapping)
 
     def is_list(self, name: str) -> bool:
         """Return whether the field is a list."""
-        return isinstance(self._record.get(name), list)
+        return isinstance(self._found(name), list)
 
     def is_null(self, name: str) -> bool:
         """Return whether the field is there and null."""
-        return name in self._record and self._record[name] is None
+        return name in self and self._found(name) is None
 
     def has_value(self, name: str) -> bool:
         """Return whether the field is there and is neither null nor empty."""
-        return bool(self._record.get(name))
+        return bool(self._found(name))
 
     def place(self, name: str, names: Sequence[str], first: int = 0) -> int:
         """Return the index of a field's value among ``names``.
 
-        The value is one of the names, or its number, counted from ``first``. Raises InputError if
-        the field is missing or is neither, such as -1 in a dataset that hides its labels.
+        The value is one of the names, or its number, counted from ``first``. Of two names counted
+        from 0, a truth value is one. In CSV all of these are strings. Raises InputError if the
+        field is missing or is neither, such as -1 in a dataset that hides its labels.
         """
         value = self._value(name)
-        if isinstance(value, str) and value.strip() in names:
-            return list(names).index(value.strip())
-        if isinstance(value, str) and value.strip() in map(str, range(first, first + len(names))):
-            value = int(value)
-        if isinstance(value, int) and first <= value < first + len(names):
-            return int(value) - first
+        text = str(value).strip() if is_label(value) else ""
+        if text in names:
+            return list(names).index(text)
+        if (first, len(names)) == (0, 2) and text.lower() in TRUTH_VALUES:
+            return TRUTH_VALUES.index(text.lower())
+        if text in map(str, range(first, first + len(names))):
+            return int(text) - first
         kind = kind_of(value)
         if isinstance(value, int) and value < 0:
             kind = "a negative number, as in splits whose labels are not published"
@@ -113,40 +127,49 @@ class Fields:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         text = str(value).lower() if isinstance(value, bool) else str(value).strip()
-        if text in names:
+        if is_label(value) and text in names:
             return list(names).index(text)
-        if isinstance(value, bool) or any(map(_is_number, names)):
-            raise self.refused(
-                name,
-                f"is not one of the labels {', '.join(names)}, but {kind_of(value)}",
-                "list its values in data.labels as they are written",
-            )
-        if isinstance(value, int) and 0 <= value < len(names):
-            return value
-        return self.place(name, names)
+        counted = not any(map(_is_number, names))
+        if counted and text in map(str, range(len(names))):
+            return int(text)
+        number = f" and not a number from 0 to {len(names) - 1}" if counted else ""
+        raise self.refused(
+            name,
+            f"is not one of the labels {', '.join(names)}{number}, but {kind_of(value)}",
+            "list its values in data.labels as they are written, or correct the record",
+        )
 
     def refused(self, name: str, why: str, remedy: str) -> EspalierError:
         """Return the error for a field, with the reason and the remedy."""
-        return InputError(f"{self._where}, field '{name}' {why}; {remedy}")
+        return InputError(f"{self._where}, field '{self._own_name(name)}' {why}; {remedy}")
+
+    def _own_name(self, name: str) -> str:
+        """Return the record's name of a field; it may also have the task's own name."""
+        there = (self._columns_of or {}).get(name, name)
+        return there if there in self._record else name
+
+    def _found(self, name: str) -> Any:
+        return self._record.get(self._own_name(name))
 
     def _value(self, name: str) -> Any:
-        if name not in self._record:
-            raise InputError(
-                f"{self._where} has no field '{name}', {fields_there(self._record)}; check that"
-                " the file belongs to this task, name the field in data.columns (at a site:"
-                " data-columns), or add it"
+        if name not in self:
+            remedy = (
+                "check that the file belongs to this task, name the field in data.columns (at a"
+                " site: data-columns), or add it"
             )
-        return self._record[name]
+            raise InputError(
+                f"{self._where} has no field '{name}', {fields_there(self._record)};"
+                f" {FORMAT if self._columns_of is None else remedy}"
+            )
+        return self._found(name)
 
     def _list(self, name: str) -> list[Any]:
         value = self._value(name)
         if not isinstance(value, list) or not value:
             kind = "an empty one" if isinstance(value, list) else kind_of(value)
-            raise self.refused(
-                name,
-                f"is not a list with at least one element but {kind}",
-                "see the record format of the task",
-            )
+            csv = "; CSV cannot hold lists" if isinstance(value, str) else ""
+            why = f"is not a list with at least one element but {kind}"
+            raise self.refused(name, why, FORMAT + csv)
         return value
 
     def _checked(self, value: Any, name: str, may_be_blank: bool = False) -> str:

@@ -9,14 +9,13 @@ file. A question that occurs again, at another client or with another answer, is
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from espalier.data.files.corpus_index import Unit
 from espalier.data.files.files import CLIENT_KEYS, JsonLinesRows
 from espalier.data.files.formats import open_rows
 from espalier.data.files.hub import TRAINING_SPLIT, HubRows
 from espalier.data.files.records import fields_there
-from espalier.data.files.rows import Row, RowFile, label_of
+from espalier.data.files.rows import Row, RowFile, group_of
 from espalier.data.passages import digest
 from espalier.data.tasks.fields import Fields
 from espalier.data.tasks.item import Item
@@ -42,7 +41,7 @@ class ItemSource:
 
     def units(self, row: Row) -> Iterator[Unit[Item]]:
         """Yield the item of a record."""
-        group = label_of(row, self.group_field, "data.group") if self.group_field else ""
+        group = group_of(row, self.group_field) if self.group_field else ""
         yield unit_of(self.item(row), group)
 
     def item(self, row: Row) -> Item:
@@ -50,24 +49,15 @@ class ItemSource:
 
         Raises InputError if a field is missing or wrong, or a label is missing or out of range.
         """
-        record: Mapping[str, Any] = row.record
-        if self.columns_of:
-            record = {**record, **self._renamed(row)}
-        where = f"{row.where} (task {self.task.name})"
-        return replace(self.task.item(Fields(record, where)), where=where)
-
-    def _renamed(self, row: Row) -> dict[str, Any]:
-        """Return the values of renamed fields; a field may also have the task's own name."""
-        values = {}
         for needed, there in self.columns_of.items():
-            if there in row.record:
-                values[needed] = row.record[there]
-            elif needed not in row.record:
+            # A field may also have the task's own name.
+            if there not in row.record and needed not in row.record:
                 raise InputError(
                     f"{row.where} has no field '{there}' for the task's field '{needed}',"
                     f" {fields_there(row.record)}; set data.columns or the node's data-columns"
                 )
-        return values
+        where = f"{row.where} (task {self.task.name})"
+        return replace(self.task.item(Fields(row.record, where, self.columns_of)), where=where)
 
     def items(self) -> Iterator[Item]:
         """Yield all items in the order of the files."""

@@ -15,6 +15,10 @@ LONGEST_REASON = 300
 
 def read_config(path: Path) -> dict[str, Any]:
     """Return the keys and values of a ``config.json``; InputError if it is missing or damaged."""
+    if not path.parent.exists():
+        raise InputError(
+            f"{path.parent}: there is no such directory; name that of a Hugging Face model"
+        )
     if not path.exists():
         raise InputError(
             f"{path.parent}: has no {path.name}; name the directory of a Hugging Face model"

@@ -68,8 +68,22 @@ def encode_chat(
         template = _FIXED_DATE + template
     # The template itself says which tokens the assistant writes.
     if _MARKS.search(template):
-        return [_marked_by_template(tokenizer, messages, first, template)]
-    # Otherwise the texts up to each message are rendered and compared with the whole.
+        found = [_marked_by_template(tokenizer, messages, first, template)]
+    else:
+        found = _compared(tokenizer, messages, first, template)
+    if not all(one.spans for one in found):
+        raise InputError(
+            "the chat template leaves out an assistant message; set task.chat-template, or use"
+            " another model"
+        )
+    return found
+
+
+def _compared(
+    tokenizer: Any, messages: Sequence[Message], first: int, template: str
+) -> list[ChatTokens]:
+    """Return the sequences for a template that does not mark what the assistant writes."""
+    # The texts up to each message are rendered and compared with the whole.
     rendered = _render(tokenizer, messages, template)
     turns = list(_turns(tokenizer, messages, first, template))
     ends = [_end_within(rendered, text, tokenizer.eos_token or "") for _, text in turns]

@@ -37,7 +37,8 @@ def tasks() -> Mapping[str, Any]:
     return found
 
 
-def _known(name: str) -> str:
+def known_task(name: str) -> str:
+    """Return the name of a task; raise ValueError if there is no such task."""
     known = [TEXT, *tasks()]
     if name not in known:
         *others, last = map(repr, known)
@@ -48,7 +49,7 @@ def _known(name: str) -> str:
 class TaskSettings(Table):
     """Table ``[task]``."""
 
-    name: Annotated[str, AfterValidator(_known)] = Field(
+    name: Annotated[str, AfterValidator(known_task)] = Field(
         "text",
         description=(
             "`text`: samples of the clients' text; otherwise a task whose records are in"

@@ -16,13 +16,12 @@ import pytest
 from espalier.data.files.file_kinds import kind_refused
 from espalier.data.files.file_text import FileText
 from espalier.data.files.files import JsonLinesRows, TextRows
+from espalier.data.public_text import public_text
 from espalier.data.tasks.catalogue import TASKS
 from espalier.data.tasks.task_source import items_in
 from espalier.errors import EspalierError
 
-TEXT = "".join(
-    json.dumps({"text": f"Anna K., née à Gênes, {n}"}, ensure_ascii=False) + "\n" for n in range(40)
-)
+TEXT = "".join(f"Anna K., née à Gênes, {n}\n" for n in range(60))
 
 READ: dict[str, Callable[[str], object]] = {
     "text": lambda path: list(TextRows(path, "data.path").rows()),
@@ -118,14 +117,27 @@ def test_text_resembling_other_file_kinds_is_text(beginning: str, tmp_path: Path
     assert "".join(FileText(str(tmp_path / "a.txt"), "k")) == text.removeprefix("\ufeff")
 
 
-def test_file_cut_within_character_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes("abcé".encode()[:-1])
+@pytest.mark.parametrize("text", ["abcé".encode()[:-1], "abcé\n\nb".encode("latin-1")])
+def test_a_passage_that_ends_within_a_character_may_be_cut_or_latin_1(
+    text: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_bytes(text)
     for how in ("text", "public"):
         with pytest.raises(
             EspalierError,
-            match="byte 3 is not UTF-8: the text ends within a character; copy the file again",
+            match=r"byte 3 is not UTF-8; convert it .* CP1252 .* cut off there, copy it",
         ):
             READ[how](str(tmp_path / "a.txt"))
+
+
+@pytest.mark.parametrize("begin", ['{"text": "a"}\n', '\ufeff[\n {"text" : 1}]', '{\n "note":'])
+def test_json_is_not_read_as_text(begin: str, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(begin)
+    for how in ("text", "public"):
+        with pytest.raises(EspalierError, match=r"begins like JSON.*must end with \.jsonl"):
+            READ[how](str(tmp_path / "a.txt"))
+    with pytest.raises(EspalierError, match=r"evaluation.texts: .* is a file of records"):
+        public_text("notes", str(tmp_path / "a.jsonl"))
 
 
 def test_an_escaped_nul_is_text(tmp_path: Path) -> None:

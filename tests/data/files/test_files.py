@@ -182,7 +182,7 @@ def test_malformed_line_is_numbered_not_quoted(
         ),
         (
             '{"Anna K.": 1}',
-            "has no field 'text', it has the fields 1 whose names are not shown here",
+            "has no field 'text', it has 1 field with names that are not shown here",
         ),
         ("{}", "line 1 has no field 'text', it has no fields"),
     ],

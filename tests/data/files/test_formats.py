@@ -19,6 +19,7 @@ from tests.data.files.written_files import (
     RECORDS,
     SECRET,
     node,
+    pyarrow,
     shares,
     write_lines,
     write_parts,
@@ -206,8 +207,33 @@ def test_blank_space_around_column_names_is_ignored(tmp_path: Path) -> None:
     assert row.record == {"id": "1", "text": " one"}
 
 
-def test_semicolons_separate_only_without_a_comma_in_the_header(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text("id,text;note\n1,one;two\n")
-    (row,) = DelimitedRows(str(path), "data.path", ",").rows(["text;note"])
-    assert row.record == {"id": "1", "text;note": "one;two"}
+@pytest.mark.parametrize(
+    ("header", "row", "expected"),
+    [
+        ("id,text;note", "1,one;two", {"id": "1", "text;note": "one;two"}),
+        ('id;"text, note"', "1;one, two", {"id": "1", "text, note": "one, two"}),
+        ("id\ttext", "1\tone, two", {"id": "1", "text": "one, two"}),
+        ("id|text", "1|one;two", {"id": "1", "text": "one;two"}),
+    ],
+)
+def test_the_header_shows_what_separates_fields(
+    header: str, row: str, expected: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "a.csv").write_text(f"{header}\n{row}\n")
+    (file,) = open_rows(str(tmp_path / "a.csv"), "data.path")
+    assert [one.record for one in file.rows()] == [expected]
+
+
+def test_types_that_pyarrow_cannot_take_rows_of_are_read(tmp_path: Path) -> None:
+    notes = pyarrow.array([f"note {n}" for n in range(600)], pyarrow.string_view())
+    table = pyarrow.table({"text": notes})
+    with pyarrow.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    write_lines(tmp_path / "a.jsonl", table.to_pylist())
+    assert shares(tmp_path, tmp_path / "a.arrow") == shares(tmp_path, tmp_path / "a.jsonl")
+
+
+def test_endings_of_one_format_may_be_mixed(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.ndjson.gz"):
+        (tmp_path / name).write_text('{"text": "a"}\n')
+    assert len(open_rows(str(tmp_path), "data.path")) == 2

@@ -1,5 +1,6 @@
 """Damaged files, and files of wrong formats: they are named and not quoted."""
 
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from tests.data.files.written_files import (
     FORMATS,
     RECORDS,
     SECRET,
+    pyarrow,
     shares,
     write_arrow,
     write_parquet,
@@ -20,6 +22,12 @@ from tests.data.files.written_files import (
 
 def truncated(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-200])
+
+
+def written_arrow(path: Path, columns: list[Any], names: list[str]) -> None:
+    table = pyarrow.table(columns, names=names)
+    with pyarrow.ipc.new_file(str(path), table.schema) as writer:
+        writer.write_table(table)
 
 
 WRONG: dict[str, tuple[str, Callable[[Path], Any], str]] = {
@@ -42,7 +50,31 @@ WRONG: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "two names": (
         "a.csv",
         lambda path: path.write_text("text,text\na,b\n"),
-        "two columns of the header have the same name",
+        "columns 1 and 2 have the same name",
+    ),
+    "two names in arrow": (
+        "a.arrow",
+        lambda path: written_arrow(path, [["a"], ["b"]], ["text", "text"]),
+        "columns 1 and 2 have the same name",
+    ),
+    "latin-1 in arrow": (
+        "a.arrow",
+        lambda path: written_arrow(
+            path,
+            [pyarrow.array([f"{SECRET} é".encode("latin-1")]).view(pyarrow.string())],
+            ["text"],
+        ),
+        r"rows 1 to 1, field 'text': cannot be read \(UnicodeDecodeError",
+    ),
+    "a pointer": (
+        "a.parquet",
+        lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\noid"),
+        "the file is a Git LFS pointer",
+    ),
+    "a packed parquet": (
+        "a.parquet.gz",
+        lambda path: path.write_bytes(gzip.compress(b"PAR1")),
+        "the file is compressed",
     ),
     "a header only": ("a.csv", lambda path: path.write_text("text\n"), "the file is empty"),
     "nothing": ("a.tsv", lambda path: path.write_text(""), "the file is empty"),
@@ -114,6 +146,32 @@ def test_files_of_several_formats_are_refused(tmp_path: Path) -> None:
     (tmp_path / "parts" / "README.md").write_text("about these data")
     with pytest.raises(EspalierError, match=r"different formats \(\.jsonl, text\)"):
         shares(tmp_path, tmp_path / "parts")
+
+
+def test_files_have_no_splits(tmp_path: Path) -> None:
+    write_parts(tmp_path / "parts", RECORDS)
+    with pytest.raises(EspalierError, match=r"data.hub-split = 'test': .* has no splits; leave it"):
+        shares(tmp_path, tmp_path / "parts", hub_split="test")
+
+
+def test_whole_groups_are_enough_for_all_clients(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", RECORDS)
+    with pytest.raises(EspalierError, match="there are 2 groups for num-clients = 3; lower num"):
+        shares(tmp_path, tmp_path / "a.parquet", partition="by-group", group="sex")
+
+
+def test_a_blank_group_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,ward\na,1\nb,\n")
+    with pytest.raises(EspalierError, match="row 2, field 'ward' names no group, it is blank"):
+        shares(tmp_path, tmp_path / "a.csv", group="ward")
+
+
+def test_a_damaged_saved_dataset_is_named(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_list(RECORDS).save_to_disk(str(tmp_path / "saved"))
+    next((tmp_path / "saved").glob("*.arrow")).unlink()
+    with pytest.raises(EspalierError, match=rf"{tmp_path}/saved: cannot be read \(FileNotFound"):
+        shares(tmp_path, tmp_path / "saved")
 
 
 def test_a_split_that_was_not_saved_is_refused(tmp_path: Path) -> None:

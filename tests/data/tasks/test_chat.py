@@ -99,6 +99,15 @@ def test_three_forms_of_the_same_conversation() -> None:
     assert [one.conversation.first for one in found if one.conversation] == [0, 0, 1, 0]
 
 
+def test_a_form_that_the_columns_name_comes_first() -> None:
+    record = {"messages": talk(1, 1), "prompt": "oak?", "a": "elm"}
+    columns = {"completion": "a"}
+    found = TASKS["chat"].item(Fields(record, "here", columns))
+    assert (found.prompt, found.gold) == ("oak?", "elm")
+    with_null = [{**message, "weight": None} for message in talk(1, 1)]
+    assert item(messages=with_null).conversation == item(messages=talk(1, 1)).conversation
+
+
 @pytest.mark.parametrize(
     ("record", "error"),
     [
@@ -185,6 +194,8 @@ def test_a_named_template_replaces_a_missing_one(folder: Path) -> None:
         ("{{ messages[0][messages[0]['content']].x }}", "conversation: UndefinedError"),
         ("{{ 1 + messages[0]['content'] }}", r"fails on a conversation \(TypeError\)"),
         (CHATML + "{{ add_generation_prompt }}", "writes an assistant message otherwise"),
+        ("{{ messages[0]['content'] }}", "leaves out an assistant message"),
+        ("{% generation %}{% endgeneration %}{{ messages[0]['content'] }}", "leaves out an assist"),
     ],
 )  # fmt: skip
 def test_a_template_that_fails_is_an_error(folder: Path, template: str, error: str) -> None:

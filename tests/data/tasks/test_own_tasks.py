@@ -107,7 +107,13 @@ def test_the_text_of_a_label_comes_before_its_number(labels: str, values: dict[A
         assert item(chosen, note="oak", label=value).answer == place
 
 
-@pytest.mark.parametrize(("labels", "value"), [("yes,no", True), ("1,2,3", 0), ("1,2", 1.5)])
+@pytest.mark.parametrize(
+    ("labels", "value"),
+    [
+        ("yes,no", True), ("1,2,3", 0), ("1,2", 1.5), ("None,yes", None), ("nan,yes", float("nan")),
+        ("['a'],b", ["a"]), ("yes,no", ""),
+    ],
+)  # fmt: skip
 def test_a_value_that_is_no_label_is_refused(labels: str, value: Any) -> None:
     with pytest.raises(EspalierError, match="field 'label' is not one of the labels"):
         item(settings(prompt="{note}", labels=labels), note="oak", label=value)

@@ -48,7 +48,7 @@ def test_mnli(label: int | str, hypothesis: str) -> None:
     )
 
 
-@pytest.mark.parametrize("answer", [{"answer": True}, {"label": 1}])
+@pytest.mark.parametrize("answer", [{"answer": True}, {"answer": "True"}, {"label": 1}])
 def test_boolq(answer: dict[str, Any]) -> None:
     found = item("boolq", passage="Ash is a tree.", question="is ash a tree", **answer)
     assert found.contexts == ("Ash is a tree.\nQuestion: is ash a tree?\nAnswer:",)

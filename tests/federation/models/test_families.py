@@ -41,7 +41,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "llm-streamline": {
         "pruning.ratio": 0.5,
         "llm-streamline.steps": 2,
-        "llm-streamline.batch-size": 2,
+        # More than a client has samples.
+        "llm-streamline.batch-size": 3,
     },
     "slicegpt": {"slicegpt.multiple": 4},
 }

@@ -147,6 +147,9 @@ def test_hash_changes_with_model_s_dtype(untied: Path, tmp_path: Path) -> None:
 
 
 def test_directory_without_config_is_named(tmp_path: Path) -> None:
+    with pytest.raises(EspalierError, match=r"nothing: there is no such directory; name that"):
+        open_model(str(tmp_path / "nothing"))
+    (tmp_path / "nothing").mkdir()
     with pytest.raises(EspalierError, match=r"nothing: has no config.json; name the directory"):
         open_model(str(tmp_path / "nothing"))
 

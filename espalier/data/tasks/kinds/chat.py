@@ -17,17 +17,31 @@ from espalier.settings.tables.task import CHAT
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 REMOVE = "remove the record"
+FORMS = {
+    "messages": "messages",
+    "conversations": "conversations",
+    "prompt": "prompt",
+    "completion": "prompt",
+}
+"""Form of a record for each field that tells it."""
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant"}
 """Role for each name of a speaker that ShareGPT's records use in addition to ``ROLES``."""
 
 
 def _chat(record: Fields) -> Item:
-    """Return the item of a record; the first of the three forms that it has is read."""
+    """Return the item of a record.
+
+    If it has several of the three forms, one with a field that the settings name is read, otherwise
+    the first.
+    """
     if record.has_value("tools"):
         raise record.refused("tools", "lists tools, which are not supported", REMOVE)
-    if "messages" in record:
+    names = [name for name in FORMS if name in record]
+    mapped = [name for name in names if record.is_mapped(name)]
+    form = FORMS[(mapped or names or ["prompt"])[0]]
+    if form == "messages":
         return _item(record, "messages", _messages(record, "messages"), 0)
-    if "conversations" in record:
+    if form == "conversations":
         messages = _messages(record, "conversations")
         if record.has_value("system"):
             messages.insert(0, ("system", record.text("system")))
@@ -81,7 +95,7 @@ def _message(message: Fields) -> tuple[str, str]:
     for name in ("tool_calls", "function_call"):
         if message.has_value(name):
             raise message.refused(name, "is a call of a tool, which is not supported", REMOVE)
-    if "weight" in message:
+    if "weight" in message and not message.is_null("weight"):
         raise message.refused("weight", "is not supported", "leave it out, or remove the record")
     if message.is_list(content_field):
         parts = [_part(part) for part in message.inners(content_field)]
