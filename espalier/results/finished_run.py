@@ -80,14 +80,22 @@ class FinishedRun:
         return place if (place / file).is_file() else None
 
     def json_lines(self, name: str) -> Iterator[dict[str, Any]]:
-        """Yield the objects of a file of JSON Lines; a last line that was cut off is left out."""
+        """Yield the objects of a file of JSON Lines; a last line that was cut off is left out.
+
+        Raises InputError if the file cannot be read.
+        """
         path = self.path / name
         if not path.exists():
             return
-        with open(path, encoding="utf-8") as file:
-            for line in file:
-                if line.endswith("\n"):
-                    yield json.loads(line)
+        try:
+            with open(path, encoding="utf-8") as file:
+                for line in file:
+                    if line.endswith("\n"):
+                        yield json.loads(line)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read: {error.strerror}; copy it again") from None
+        except ValueError as error:
+            raise InputError(f"{path}: is not JSON Lines: {error}; copy it again") from None
 
     def json(self, name: str) -> Mapping[str, Any]:
         """Return the object of a JSON file of the run; empty if the run did not write it."""

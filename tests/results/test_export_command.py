@@ -84,6 +84,20 @@ def test_gguf_of_model_and_adapter(base: Path, tmp_path: Path) -> None:
     ).stat().st_size
 
 
+@pytest.mark.parametrize(
+    ("to", "adapter"), [("transformers", False), ("transformers", True), ("gguf", False)]
+)
+def test_a_place_that_cannot_be_written(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], to: str, *, adapter: bool
+) -> None:
+    run, _ = tuned_run(tmp_path / "runs" / "b", str(base))
+    (tmp_path / "file").touch()
+    assert export(run, to, tmp_path / "file" / "out", adapter=adapter) == 2
+    assert "file/out: Not a directory; choose another directory" in capsys.readouterr().err
+    assert export(run, to, tmp_path / ("o" * 300), adapter=adapter) == 2
+    assert "File name too long; name a new directory" in capsys.readouterr().err
+
+
 def test_bad_requests(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tuned, _ = tuned_run(tmp_path / "runs" / "b", str(base))
     masked = masked_run(tmp_path / "runs" / "m", base)
@@ -100,6 +114,9 @@ def test_bad_requests(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         masked, adapter=True
     )
     assert "has no model of client 'c'; it has no models of single" in told(masked, client="c")
+    assert "--dtype: does not apply to --to transformers" in told(masked, dtype="float16")
+    assert "--private: does not apply to --to transformers" in told(masked, private=True)
+    assert "--client: does not apply to --adapter" in told(tuned, adapter=True, client="c")
     assert export(masked, "transformers", tmp_path / "runs") == 2
     assert "is there already; name a new directory" in capsys.readouterr().err
     shutil.copy(tmp_path / "runs" / "b" / "summary.json", tmp_path / "kept.json")

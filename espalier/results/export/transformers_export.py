@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+from espalier.environment.paths import at_home
 from espalier.errors import InputError
 from espalier.hf.export.model import check_export, export_edited, require_written, weight_reader
 from espalier.hf.machine.computing import Computing
@@ -71,7 +72,10 @@ def check(source: Source, target: Path, threads: int) -> None:
 
 def require_new(out: str) -> Path:
     """Return the absolute path of a directory to write; InputError if it has content."""
-    target = Path(out).expanduser().absolute()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InputError(f"--out {out}: is there already; name a new directory")
+    target = at_home(out).absolute()
+    try:
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise InputError(f"--out {out}: is there already; name a new directory")
+    except OSError as error:
+        raise InputError(f"--out {out}: {error.strerror}; name a new directory") from None
     return target

@@ -38,7 +38,7 @@ th:first-child, td:first-child { text-align: left; padding-left: 0; white-space:
   min-width: 8.5em; }
 td.text, th.text { text-align: left; white-space: normal; min-width: 12em; }
 td.key { white-space: nowrap; }
-thead th { color: var(--soft); font-weight: 600; }
+thead th { color: var(--soft); font-weight: 600; white-space: normal; }
 tr.federated td { font-weight: 600; }
 .small { display: block; white-space: normal; color: var(--soft); font-size: 0.85em; font-weight: 400; }
 code, pre { font-family: ui-monospace, "SFMono-Regular", Menlo, "DejaVu Sans Mono", monospace;

@@ -194,8 +194,8 @@ def main(document: Mapping[str, Any]) -> None:
     # The harness sets its own levels and bars otherwise.
     os.environ.setdefault("LMEVAL_LOG_LEVEL", "ERROR")
     fields = Question.__dataclass_fields__
-    require_harness()
     run = open_run(document["run"])
+    require_harness()
     sources = sources_of(
         run, document["clients"], with_base=document["with_base"], base=document["base"]
     )
