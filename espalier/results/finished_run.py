@@ -17,6 +17,13 @@ ADAPTER = "adapter"
 CLIENTS = "clients"
 """Name of a folder in the run directory with one subfolder for each client's own model."""
 ADAPTER_CONFIG = "adapter_config.json"
+FORMS = {
+    "status": str, "method": str, "model": str, "num_clients": int, "clients": list,
+    "missing": list, "refused": dict, "sparsity": dict, "size": dict, "warnings": list,
+    "report": dict, "metrics": list, "bytes_up": int, "bytes_down": int, "seconds": int | float,
+    "base": list, "versions": dict,
+}  # fmt: skip
+"""Type of each value of ``summary.json`` that is never null."""
 
 
 @dataclass(frozen=True)
@@ -112,4 +119,13 @@ def open_run(path: str | Path) -> FinishedRun:
     file = folder / "summary.json"
     if not file.is_file():
         raise InputError(f"{path}: is not a run directory (no {file.name}); name one in runs/")
-    return FinishedRun(folder, read_json_object(file))
+    return FinishedRun(folder, read_summary(file))
+
+
+def read_summary(file: Path) -> dict[str, Any]:
+    """Return the contents of a ``summary.json``; raise InputError if it is damaged."""
+    summary = read_json_object(file)
+    for key, form in FORMS.items():
+        if key in summary and not isinstance(summary[key], form):
+            raise InputError(f"{file}: {key} has an unknown form; restore the file from a backup")
+    return summary

@@ -207,9 +207,10 @@ def base_of(run: FinishedRun, base: str | None = None, *, same: bool = False) ->
     try:
         model = open_model(name)
     except EspalierError as error:
-        # Commands that need the same base have no option for a copy of it.
-        is_free = base is None and not same
-        hint = "; --base (in Python: base=) names a copy of it" if is_free else ""
+        hint = ""
+        if base is None:
+            # Commands that need the same base have no option for a copy of it.
+            hint = "; put it back" if same else "; --base (in Python: base=) names a copy of it"
         raise InputError(f"{run.path}: its base model cannot be opened: {error}{hint}") from None
     if same and model.sha256 != (expected := run.summary.get("model_sha256")):
         raise InputError(
