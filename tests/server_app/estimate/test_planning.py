@@ -176,6 +176,13 @@ def test_gates_alone_keep_activations_of_all_blocks(tiny: Path, layers: str) -> 
     assert step(sft_p__adapters=False, lora__layers=layers) == masks
 
 
+def test_model_of_a_run_is_planned(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "model").symlink_to(tiny)
+    lengths = {"data.sequence-length": 16, "evaluation.sequence-length": 16}
+    assert main({"run": {"model": str(tmp_path), **lengths}}) == 0
+
+
 def test_mistakes_are_told(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lengths = {"data.sequence-length": 65, "evaluation.sequence-length": 16}
     assert main({"run": {"model": str(tiny), **lengths}}) == 2
