@@ -138,8 +138,8 @@ def result_of(run: FinishedRun, base: str | None = None, *, same: bool = False) 
     if run.adapter is None:
         status = run.summary.get("status")
         raise InputError(
-            f"{run.path}: has neither model/ nor adapter/ (its status is {status!r}); name a"
-            " completed run that wrote one"
+            f"{run.path}: has neither model/config.json nor adapter/adapter_config.json (its status"
+            f" is {status!r}); name a completed run that wrote one"
         )
     return adapter_of(run, base, same=same)
 

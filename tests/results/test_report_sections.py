@@ -10,6 +10,7 @@ import pytest
 import tomli_w
 from safetensors.numpy import save_file
 
+from espalier.errors import InputError
 from espalier.results.finished_run import FinishedRun, open_run
 from espalier.results.report.command import main
 from espalier.results.report.comparison import comparisons_of, wilson_interval
@@ -248,6 +249,14 @@ def test_zeros_of_each_matrix(tmp_path: Path) -> None:
     assert (heat.columns, heat.rows) == (["q"], {3: [0.3]})
 
 
+@pytest.mark.parametrize("content", [b"", b"\xff" * 50])
+def test_damaged_masks_are_an_error(tmp_path: Path, content: bytes) -> None:
+    run = write_run(tmp_path / "run")
+    (tmp_path / "run" / "masks.safetensors").write_bytes(content)
+    with pytest.raises(InputError, match=r"masks\.safetensors: cannot be read .*; restore it"):
+        layers_of(run)
+
+
 def test_removed_blocks_and_widths_are_told(tmp_path: Path) -> None:
     report = {"removed_blocks": [2, 3], "width": 48, "width_of_the_base": 64}
     notes = " ".join(layers_of(write_run(tmp_path / "run", report=report)).notes)
@@ -416,4 +425,4 @@ def test_wrong_requests_are_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main({"directories": [where], "out": str(out), "measure": False}) == 0
     assert out.exists()
     assert main({"directories": [where], "out": None, "measure": True}) == 2
-    assert "has neither model/ nor adapter/" in capsys.readouterr().err
+    assert "has neither model/config.json nor adapter/" in capsys.readouterr().err
