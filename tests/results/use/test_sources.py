@@ -89,7 +89,7 @@ def test_model_of_a_client_by_number_or_name(tmp_path: Path, base: Path) -> None
 
 def test_a_run_without_result_is_refused(tmp_path: Path, base: Path) -> None:
     run = open_run(save_run(tmp_path / "run", str(base)))
-    with pytest.raises(InputError, match="has neither model/config.json nor adapter/"):
+    with pytest.raises(InputError, match=r"has neither model/config.json nor adapter/"):
         result_of(run)
     with pytest.raises(InputError, match="has no models of single clients"):
         sources_of(run, ["0"], with_base=False)
