@@ -10,7 +10,9 @@ import torch
 from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM
 
+from espalier.api import load_result
 from espalier.environment.hub_models import download_model
+from espalier.errors import InputError
 from espalier.hf.export.model import export_edited
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.results.export import command
@@ -70,6 +72,25 @@ def test_blocks_of_equal_widths_need_no_code(base: Path, tmp_path: Path) -> None
     assert (config["model_type"], config["intermediate_size"]) == ("llama", 8)
     expected = logits(run / "model", trust_remote_code=True)
     torch.testing.assert_close(logits(tmp_path / "out"), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_changed_modelling_code_is_not_passed_on(base: Path, tmp_path: Path) -> None:
+    run = pruned_run(tmp_path / "runs" / "a", base)
+    code = (run / "model" / "modeling_structured.py").read_bytes()
+    (run / "model" / "modeling_structured.py").write_text("raise SystemExit\n")
+    assert export(run, "transformers", tmp_path / "out") == 0
+    assert (tmp_path / "out" / "modeling_structured.py").read_bytes() == code
+
+
+def test_damaged_adapter_is_told(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, _ = tuned_run(tmp_path / "runs" / "b", str(base))
+    (run / "adapter" / "adapter_model.safetensors").write_bytes(b"\0" * 20)
+    assert export(run, "transformers", tmp_path / "out") == 2
+    assert "adapter_model.safetensors: cannot be read" in capsys.readouterr().err
+    with pytest.raises(InputError, match=r"adapter: cannot be loaded .*; check the run directory"):
+        load_result(run).model()
 
 
 def test_gguf_of_model_and_adapter(base: Path, tmp_path: Path) -> None:

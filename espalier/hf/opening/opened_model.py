@@ -626,10 +626,19 @@ def open_model(name: str) -> OpenedModel:
 
 
 def model_folder(name: str) -> Path:
-    """Return the directory of a local model: the given one, or the model's in that of a run."""
+    """Return the directory of a local model: the given one, or the model's in that of a run.
+
+    Raises InputError if the run wrote no model.
+    """
     directory = at_home(name).absolute()
-    of_a_run = (directory / "run.json").exists() and not (directory / CONFIG).exists()
-    return directory / "model" if of_a_run else directory
+    if (directory / CONFIG).exists() or not (directory / "run.json").exists():
+        return directory
+    if not (directory / "model" / CONFIG).exists():
+        raise InputError(
+            f"{directory}: the run wrote no model/; take another run, or write the adapter or a"
+            f" client's model as a model: espalier export {directory} --to transformers --out DIR"
+        )
+    return directory / "model"
 
 
 @cached_while_unchanged(4)

@@ -266,7 +266,7 @@ def _require_readable(entry: Entry) -> None:
         # Each cost reads the summaries of the whole chain.
         entry.cost(name)
     if not entry.settings:
-        raise InputError(f"{entry.run.path / 'settings.toml'}: is empty")
+        raise InputError(f"{entry.run.path / 'settings.toml'}: is empty; restore it from a backup")
 
 
 def _comparable(

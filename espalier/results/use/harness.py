@@ -126,7 +126,8 @@ def scores_of(
     """
     harness = import_module("lm_eval")
     # It asks git for the commit of the current directory, and outside a checkout git complains.
-    import_module("lm_eval.evaluator").get_git_commit_hash = lambda: None
+    evaluator: Any = import_module("lm_eval.evaluator")
+    evaluator.get_git_commit_hash = lambda: None
     models = import_module("lm_eval.models.huggingface")
     model = load_model(source, device)
     length = getattr(model.config, "max_position_embeddings", None)

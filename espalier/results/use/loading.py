@@ -43,12 +43,14 @@ def load_model(source: Source, device: str = "auto") -> "PreTrainedModel | PeftM
     -------
     Model of transformers; a PeftModel if the source has an adapter.
     """
+    from safetensors import SafetensorError
+
     place = device_named(device)
     try:
         model = loader_of(source)()
     except EspalierError:
         raise
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         where = source.adapter or source.directory
         raise InputError(f"{where}: cannot be loaded ({error}); check the run directory") from None
     return model.to(place)
