@@ -49,13 +49,16 @@ class FinishedRun:
         """Settings of the run, by table, as ``settings.toml`` has them."""
         path = self.path / "settings.toml"
         try:
-            return tomllib.loads(path.read_text(encoding="utf-8"))
+            settings = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise InputError(
                 f"{path}: cannot be read ({error.strerror}); restore it from a backup"
             ) from None
         except ValueError as error:
             raise InputError(f"{path}: is not TOML ({error}); restore it from a backup") from None
+        if not settings:
+            raise InputError(f"{path}: is empty; restore it from a backup")
+        return settings
 
     def setting(self, key: str) -> Any:
         """Return a setting by its dotted key, such as ``lora.rank``; None if the run has none."""
