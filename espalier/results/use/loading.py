@@ -1,6 +1,7 @@
 """Loading of a run's models as transformers and PEFT models, without code from their directories."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,7 @@ def loader_of(source: Source, dtype: str = "auto") -> "Callable[[], PreTrainedMo
 
     ``dtype`` is the number format of the weights, by default that of the files.
     """
+    import torch
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     from espalier.hf.structured.configuration import load_config
@@ -72,6 +74,9 @@ def loader_of(source: Source, dtype: str = "auto") -> "Callable[[], PreTrainedMo
     kind = AutoModelForCausalLM if is_decoder else AutoModelForSequenceClassification
     labels = {} if is_decoder or adapter is None else {"num_labels": _labels(adapter)}
     config = load_config(source.directory, **labels)
+    # transformers imports the code of a family when the first model of it is built.
+    with torch.device("meta"):
+        kind.from_config(deepcopy(config))
 
     def load() -> "PreTrainedModel | PeftModel":
         model = kind.from_pretrained(
