@@ -70,7 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         further = [word for word in further if word.startswith("-")]
     # ``espalier node`` passes further options to ``flower-supernode``.
     if further and args.command != "node":
-        parser.error(_explained(args, further) or f"unrecognized arguments: {' '.join(further)}")
+        # The parser of the command, which prints its own options.
+        args.parsers.get(args.command, parser).error(
+            _explained(args, further) or f"unrecognized arguments: {' '.join(further)}"
+        )
     if args.command is None:
         parser.print_help()
         return 0
@@ -100,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     add_use(commands)
     add_app_commands(commands)
     add_export(commands)
+    parser.set_defaults(parsers=commands.choices)
     return parser
 
 

@@ -50,7 +50,7 @@ def add_compare(commands: Commands) -> None:
     parser.add_argument(
         "--against",
         default="",
-        choices=("", *AGAINST),
+        choices=AGAINST,
         help="cost in the plot; default: parameters if the results differ in size, else bytes sent",
     )
     options = ("runs", "out", "metric", "against")

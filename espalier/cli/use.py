@@ -7,6 +7,9 @@ from espalier.errors import InputError
 from espalier.launch.app import installed_app, run_in_app, run_in_terminal
 from espalier.launch.child_processes import take_interrupts
 
+SEEDS = 2**63
+"""Number of seeds that PyTorch accepts."""
+
 
 def add_use(commands: Commands) -> None:
     """Add the commands to the parser."""
@@ -122,6 +125,8 @@ def _chat(args: argparse.Namespace) -> int:
         raise InputError(f"--max-new-tokens {args.max_new_tokens}: must be at least 1")
     if not 0 <= args.temperature <= 100:
         raise InputError(f"--temperature {args.temperature:g}: must be from 0 to 100")
+    if not 0 <= args.seed < SEEDS:
+        raise InputError(f"--seed {args.seed}: must be from 0 to {SEEDS - 1:,}")
     keys = (
         "run", "base", "device", "client", "compare", "prompt", "system", "max_new_tokens",
         "temperature", "seed",

@@ -163,7 +163,15 @@ def _work(module: str, pipe: IO[str]) -> int:
     """
     document = json.loads(pipe.readline())
     Thread(target=_end_with_the_command, args=[pipe], daemon=True).start()
-    code: int = import_module(module).main(document)
+    try:
+        code: int = import_module(module).main(document)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader of the output has closed it, as ``head`` does. Python flushes it once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130
     return code
 
 

@@ -17,6 +17,13 @@ ADAPTER = "adapter"
 CLIENTS = "clients"
 """Name of a folder in the run directory with one subfolder for each client's own model."""
 ADAPTER_CONFIG = "adapter_config.json"
+FORMS = {
+    "status": str, "method": str, "model": str, "num_clients": int, "clients": list,
+    "missing": list, "refused": dict, "sparsity": dict, "size": dict, "warnings": list,
+    "report": dict, "metrics": list, "bytes_up": int, "bytes_down": int, "seconds": int | float,
+    "base": list, "versions": dict,
+}  # fmt: skip
+"""Type of each value of ``summary.json`` that is never null."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +49,16 @@ class FinishedRun:
         """Settings of the run, by table, as ``settings.toml`` has them."""
         path = self.path / "settings.toml"
         try:
-            return tomllib.loads(path.read_text(encoding="utf-8"))
+            settings = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise InputError(
                 f"{path}: cannot be read ({error.strerror}); restore it from a backup"
             ) from None
         except ValueError as error:
             raise InputError(f"{path}: is not TOML ({error}); restore it from a backup") from None
+        if not settings:
+            raise InputError(f"{path}: is empty; restore it from a backup")
+        return settings
 
     def setting(self, key: str) -> Any:
         """Return a setting by its dotted key, such as ``lora.rank``; None if the run has none."""
@@ -80,14 +90,22 @@ class FinishedRun:
         return place if (place / file).is_file() else None
 
     def json_lines(self, name: str) -> Iterator[dict[str, Any]]:
-        """Yield the objects of a file of JSON Lines; a last line that was cut off is left out."""
+        """Yield the objects of a file of JSON Lines; a last line that was cut off is left out.
+
+        Raises InputError if the file cannot be read.
+        """
         path = self.path / name
         if not path.exists():
             return
-        with open(path, encoding="utf-8") as file:
-            for line in file:
-                if line.endswith("\n"):
-                    yield json.loads(line)
+        try:
+            with open(path, encoding="utf-8") as file:
+                for line in file:
+                    if line.endswith("\n"):
+                        yield json.loads(line)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read: {error.strerror}; copy it again") from None
+        except ValueError as error:
+            raise InputError(f"{path}: is not JSON Lines: {error}; copy it again") from None
 
     def json(self, name: str) -> Mapping[str, Any]:
         """Return the object of a JSON file of the run; empty if the run did not write it."""
@@ -104,4 +122,13 @@ def open_run(path: str | Path) -> FinishedRun:
     file = folder / "summary.json"
     if not file.is_file():
         raise InputError(f"{path}: is not a run directory (no {file.name}); name one in runs/")
-    return FinishedRun(folder, read_json_object(file))
+    return FinishedRun(folder, read_summary(file))
+
+
+def read_summary(file: Path) -> dict[str, Any]:
+    """Return the contents of a ``summary.json``; raise InputError if it is damaged."""
+    summary = read_json_object(file)
+    for key, form in FORMS.items():
+        if key in summary and not isinstance(summary[key], form):
+            raise InputError(f"{file}: {key} has an unknown form; restore the file from a backup")
+    return summary

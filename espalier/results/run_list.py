@@ -27,7 +27,15 @@ from espalier.results.figures import (
     size_of,
 )
 from espalier.results.finished_run import ADAPTER, FinishedRun, open_run
-from espalier.results.run_status import COMPLETED, LONGEST_REASON, SUMMARY, is_run, run_status
+from espalier.results.run_status import (
+    COMPLETED,
+    INTERRUPTED,
+    LONGEST_REASON,
+    RUNNING,
+    SUMMARY,
+    is_run,
+    run_status,
+)
 
 DEPTH = 3
 """Maximum number of folders between a directory and the runs that are found in it."""
@@ -109,7 +117,9 @@ def listed(folder: Path) -> Listed:
         status, reason = run_status(folder)
         if not (folder / SUMMARY).is_file():
             return Listed(str(folder), status, reason, started=_started(folder))
-        return Listed(str(folder), status, reason, **_values(open_run(folder)))
+        run = open_run(folder)
+        seconds = _seconds(run, has_ended=status not in (RUNNING, INTERRUPTED))
+        return Listed(str(folder), status, reason, seconds=seconds, **_values(run))
     except EspalierError as error:
         return Listed(str(folder), UNREADABLE, str(error))
 
@@ -130,9 +140,16 @@ def _values(run: FinishedRun) -> Mapping[str, Any]:
         "parameters": written.parameters,
         "bytes_on_disk": written.num_bytes,
         "is_adapter": written.is_adapter,
-        "seconds": number(run, "seconds"),
         "started": _started(run.path),
     }
+
+
+def _seconds(run: FinishedRun, *, has_ended: bool) -> float | None:
+    """Return the seconds that a run has taken, up to the last checkpoint if it has not ended."""
+    if has_ended:
+        return number(run, "seconds")
+    taken = run.json("seconds.json").get("run")
+    return float(taken) if isinstance(taken, int | float) else None
 
 
 def _started(folder: Path) -> str | None:

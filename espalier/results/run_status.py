@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from espalier.amounts import count, duration
-from espalier.environment.bounded_json import read_json
 from espalier.errors import InputError
 from espalier.identity.names import printable
+from espalier.results.finished_run import read_summary
 from espalier.storage.directory_lock import holder_of
 
 SUMMARY = "summary.json"
@@ -69,15 +69,7 @@ def _at_work_or_interrupted(folder: Path) -> tuple[str, str]:
 
 def _summary(folder: Path) -> Mapping[str, Any]:
     path = folder / SUMMARY
-    try:
-        document = read_json(path.read_text())
-        if not isinstance(document, dict) or not document.keys() >= READ_KEYS:
-            raise ValueError
-        return document
-    except OSError as error:
-        raise InputError(
-            f"{folder}: is not a run directory ({path.name}: {error.strerror}); name a directory"
-            " in runs/"
-        ) from None
-    except (ValueError, RecursionError):
-        raise InputError(f"{path}: is not the summary of a run; restore it from a backup") from None
+    document = read_summary(path)
+    if not document.keys() >= READ_KEYS:
+        raise InputError(f"{path}: is not the summary of a run; restore it from a backup")
+    return document

@@ -133,13 +133,14 @@ def result_of(run: FinishedRun, base: str | None = None, *, same: bool = False) 
         return Source(RESULT, run.model, run=run)
     if clients := run.client_models:
         raise InputError(
-            f"{run.path}: each client has its own model; name one of {', '.join(clients)}"
+            f"{run.path}: each client has its own model; name one with --client (in Python: client=):"
+            f" {', '.join(clients)}"
         )
     if run.adapter is None:
         status = run.summary.get("status")
         raise InputError(
-            f"{run.path}: has neither model/ nor adapter/ (its status is {status!r}); name a"
-            " completed run that wrote one"
+            f"{run.path}: has neither model/config.json nor adapter/adapter_config.json (its status"
+            f" is {status!r}); name a completed run that wrote one"
         )
     return adapter_of(run, base, same=same)
 
@@ -207,9 +208,10 @@ def base_of(run: FinishedRun, base: str | None = None, *, same: bool = False) ->
     try:
         model = open_model(name)
     except EspalierError as error:
-        # Commands that need the same base have no option for a copy of it.
-        is_free = base is None and not same
-        hint = "; --base (in Python: base=) names a copy of it" if is_free else ""
+        hint = ""
+        if base is None:
+            # Commands that need the same base have no option for a copy of it.
+            hint = "; put it back" if same else "; --base (in Python: base=) names a copy of it"
         raise InputError(f"{run.path}: its base model cannot be opened: {error}{hint}") from None
     if same and model.sha256 != (expected := run.summary.get("model_sha256")):
         raise InputError(

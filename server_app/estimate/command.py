@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from espalier.environment.hub_models import cached_model, is_on_hub
-from espalier.environment.paths import DEMO, at_home
+from espalier.environment.paths import DEMO
 from espalier.errors import InputError, as_command
 from espalier.hf.machine.computing import measured_capability, set_up
 from espalier.hf.opening.base_check import beyond_positions
 from espalier.hf.opening.config_only_model import described
-from espalier.hf.opening.opened_model import OpenedModel, open_model
+from espalier.hf.opening.opened_model import OpenedModel, model_folder, open_model
 from espalier.settings.run import RunSettings, parse
 from server_app.estimate.estimate import STATED_MEGABITS, STATED_TERAFLOPS, Plan, Speeds
 from strategies.base.method import require_fit
@@ -36,8 +36,8 @@ def main(document: Mapping[str, Any]) -> None:
     if settings.model == DEMO:
         text = planned(settings, open_model(DEMO)).long(speeds)
     else:
-        here = at_home(settings.model).absolute()
-        named = cached_model(settings.model) if is_on_hub(settings.model) else here
+        name = settings.model
+        named = cached_model(name) if is_on_hub(name) else model_folder(name)
         with described(named) as directory:
             text = planned(settings, open_model(str(directory))).long(speeds)
     print(text)

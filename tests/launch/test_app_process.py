@@ -90,3 +90,20 @@ def test_lines_of_standard_error_are_heard(app: Path) -> None:
     lines: list[str] = []
     assert run_in_app(app, "complaining", {}, lines.append) == 3
     assert lines == ["one\n", "two\n"]
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"), [("print('x' * 99999)", 1), ("raise KeyboardInterrupt", 130)]
+)
+def test_closed_output_and_interrupt_end_without_a_traceback(
+    app: Path, ending: str, code: int
+) -> None:
+    (app / "chosen.py").write_text(f"def main(document):\n    {ending}\n    return 0\n")
+    program = f"import sys; sys.exit(run_in_app(Path({str(app)!r}), 'chosen', 0))"
+    imports = "from pathlib import Path; from espalier.launch.app import run_in_app; "
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = [sys.executable, "-c", imports + program]
+    with os.fdopen(writing, "w") as closed:
+        done = subprocess.run(words, cwd=ROOT, stdout=closed, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (code, b"")

@@ -10,7 +10,9 @@ import torch
 from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM
 
+from espalier.api import load_result
 from espalier.environment.hub_models import download_model
+from espalier.errors import InputError
 from espalier.hf.export.model import export_edited
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.results.export import command
@@ -72,6 +74,25 @@ def test_blocks_of_equal_widths_need_no_code(base: Path, tmp_path: Path) -> None
     torch.testing.assert_close(logits(tmp_path / "out"), expected, rtol=1e-4, atol=1e-4)
 
 
+def test_changed_modelling_code_is_not_passed_on(base: Path, tmp_path: Path) -> None:
+    run = pruned_run(tmp_path / "runs" / "a", base)
+    code = (run / "model" / "modeling_structured.py").read_bytes()
+    (run / "model" / "modeling_structured.py").write_text("raise SystemExit\n")
+    assert export(run, "transformers", tmp_path / "out") == 0
+    assert (tmp_path / "out" / "modeling_structured.py").read_bytes() == code
+
+
+def test_damaged_adapter_is_told(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, _ = tuned_run(tmp_path / "runs" / "b", str(base))
+    (run / "adapter" / "adapter_model.safetensors").write_bytes(b"\0" * 20)
+    assert export(run, "transformers", tmp_path / "out") == 2
+    assert "adapter_model.safetensors: cannot be read" in capsys.readouterr().err
+    with pytest.raises(InputError, match=r"adapter: cannot be loaded .*; check the run directory"):
+        load_result(run).model()
+
+
 def test_gguf_of_model_and_adapter(base: Path, tmp_path: Path) -> None:
     run, _ = tuned_run(tmp_path / "runs" / "b", str(base))
     assert export(run, "gguf", tmp_path / "whole") == 0
@@ -82,6 +103,20 @@ def test_gguf_of_model_and_adapter(base: Path, tmp_path: Path) -> None:
     assert (tmp_path / "dense" / "model.gguf").stat().st_size < (
         tmp_path / "whole" / "model.gguf"
     ).stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("to", "adapter"), [("transformers", False), ("transformers", True), ("gguf", False)]
+)
+def test_a_place_that_cannot_be_written(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], to: str, *, adapter: bool
+) -> None:
+    run, _ = tuned_run(tmp_path / "runs" / "b", str(base))
+    (tmp_path / "file").touch()
+    assert export(run, to, tmp_path / "file" / "out", adapter=adapter) == 2
+    assert "file/out: Not a directory; choose another directory" in capsys.readouterr().err
+    assert export(run, to, tmp_path / ("o" * 300), adapter=adapter) == 2
+    assert "File name too long; name a new directory" in capsys.readouterr().err
 
 
 def test_bad_requests(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,6 +135,9 @@ def test_bad_requests(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         masked, adapter=True
     )
     assert "has no model of client 'c'; it has no models of single" in told(masked, client="c")
+    assert "--dtype: does not apply to --to transformers" in told(masked, dtype="float16")
+    assert "--private: does not apply to --to transformers" in told(masked, private=True)
+    assert "--client: does not apply to --adapter" in told(tuned, adapter=True, client="c")
     assert export(masked, "transformers", tmp_path / "runs") == 2
     assert "is there already; name a new directory" in capsys.readouterr().err
     shutil.copy(tmp_path / "runs" / "b" / "summary.json", tmp_path / "kept.json")

@@ -40,3 +40,11 @@ def test_damaged_settings_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "settings.toml").write_text("method =")
     with pytest.raises(InputError, match=r"settings\.toml: is not TOML"):
         run.setting("method")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\n", b'{"a": \n'])
+def test_damaged_lines_are_an_error(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "summary.json").write_text("{}")
+    (tmp_path / "ledger.jsonl").write_bytes(content)
+    with pytest.raises(InputError, match=r"ledger\.jsonl: is not JSON Lines: .*; copy it again"):
+        list(open_run(tmp_path).json_lines("ledger.jsonl"))

@@ -10,6 +10,7 @@ import pytest
 import tomli_w
 from safetensors.numpy import save_file
 
+from espalier.errors import InputError
 from espalier.results.finished_run import FinishedRun, open_run
 from espalier.results.report.command import main
 from espalier.results.report.comparison import comparisons_of, wilson_interval
@@ -230,6 +231,8 @@ def test_estimates_are_compared_with_measurements(tmp_path: Path) -> None:
     assert rows["memory of a client"].measured == "not recorded"
     assert rows["computing of a client in a round"].ratio == 2.0
     assert "Estimated and measured" in report_page(run)
+    at_work = FinishedRun(run.path, {**run.summary, "finished": None})
+    assert [row.measured for row in estimates_of(at_work)][:2] == ["not recorded"] * 2
 
 
 # ----- layers -------------------------------------------------------------------------------------
@@ -244,6 +247,14 @@ def test_zeros_of_each_matrix(tmp_path: Path) -> None:
     save_file({name: np.array([0b0111], np.uint64)}, tmp_path / "run" / "masks.safetensors")
     (heat,) = layers_of(run).maps
     assert (heat.columns, heat.rows) == (["q"], {3: [0.3]})
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 50])
+def test_damaged_masks_are_an_error(tmp_path: Path, content: bytes) -> None:
+    run = write_run(tmp_path / "run")
+    (tmp_path / "run" / "masks.safetensors").write_bytes(content)
+    with pytest.raises(InputError, match=r"masks\.safetensors: cannot be read .*; restore it"):
+        layers_of(run)
 
 
 def test_removed_blocks_and_widths_are_told(tmp_path: Path) -> None:
@@ -301,7 +312,10 @@ def test_settings_that_differ(tmp_path: Path) -> None:
     ("config", "lines"),
     [
         ({}, ['AutoModelForCausalLM.from_pretrained("', "espalier chat '", "espalier eval '"]),
-        ({"auto_map": {}}, ['/model", trust_remote_code=True)', "espalier export '"]),
+        (
+            {"auto_map": {}, "model_type": "llama"},
+            ['/model", trust_remote_code=True)', "run' --to gguf --out"],
+        ),
         (
             {"architectures": ["BertForSequenceClassification"]},
             ["AutoModelForSequenceClassification", "argmax(-1)"],
@@ -318,6 +332,26 @@ def test_lines_for_each_kind_of_model(
     text = "\n".join(one.text for one in snippets)
     assert all(line in text for line in lines)
     compile(snippets[0].text, "snippet", "exec")
+
+
+def test_only_programs_that_can_serve_a_result_are_named(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    file = tmp_path / "run" / "clients" / "site-a" / "config.json"
+    file.parent.mkdir(parents=True)
+    of_client = f"{run.path} --client site-a"
+    for config, lines in (
+        ({"model_type": "qwen3"}, [f"{of_client} --to transformers", f"{of_client} --to gguf"]),
+        ({"model_type": "gemma2"}, [f"{of_client} --to transformers"]),
+        ({"model_type": "llama", "auto_map": {}}, [f"{of_client} --to gguf"]),
+        ({"model_type": "sliced-llama", "auto_map": {}}, []),
+    ):
+        file.write_text(json.dumps(config))
+        *_, talk, _, serve = snippets_of(run)
+        assert talk.text == f"espalier chat {of_client} --compare"
+        found = [line for line in serve.text.splitlines() if line.startswith("espalier")]
+        assert [line.partition(" --out")[0] for line in found] == [
+            f"espalier export {line}" for line in lines
+        ]
 
 
 def test_lines_for_an_adapter(tmp_path: Path) -> None:
@@ -391,4 +425,4 @@ def test_wrong_requests_are_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main({"directories": [where], "out": str(out), "measure": False}) == 0
     assert out.exists()
     assert main({"directories": [where], "out": None, "measure": True}) == 2
-    assert "has neither model/ nor adapter/" in capsys.readouterr().err
+    assert "has neither model/config.json nor adapter/" in capsys.readouterr().err

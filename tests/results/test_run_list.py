@@ -46,7 +46,8 @@ def test_runs_are_found_in_folders_but_not_in_runs(tmp_path: Path) -> None:
 def test_list_shows_every_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_run(tmp_path / "at-work", status="running", metrics=[], size={}, finished=None)
     save_run(tmp_path / "done")
-    save_run(tmp_path / "killed", status="running")
+    killed_run = save_run(tmp_path / "killed", status="running", seconds=0.0)
+    (killed_run / "seconds.json").write_text('{"run": 70.0, "clients": {}}')
     save_run(tmp_path / "lost", status="failed", reason="RunFailed: " + "why " * 200)
     with locked(tmp_path / "at-work"):
         assert main({"directories": [str(tmp_path)], "json": False}) == 0
@@ -55,6 +56,7 @@ def test_list_shows_every_status(tmp_path: Path, capsys: pytest.CaptureFixture[s
     rows = [line.split("│")[1:] for line in table.splitlines() if line.startswith("│")]
     assert [row[0].strip() for row in rows] == ["at-work", "done", "killed", "lost"]
     assert [row[1].strip() for row in rows] == ["running", "completed", "interrupted", "failed"]
+    assert [row[8].strip() for row in rows][:3] == ["-", "5 s", "70 s"]
     assert [row[5].strip() for row in rows][:2] == ["-", "wiki perplexity 12.00 (10.00)"]
     at_work, killed, lost = lines.splitlines()[1:]
     assert "running (process" in at_work

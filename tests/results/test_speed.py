@@ -1,6 +1,8 @@
 """Measurements of models: tiny ones, whose figures are compared with what is known of them."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +116,13 @@ def test_each_model_is_measured_in_its_own_process(tmp_path: Path, shared: Home)
     (run.model / "config.json").write_text("{}")
     with pytest.raises(InputError, match="cannot be measured"):
         measure(run)
+
+
+def test_code_of_the_family_is_imported_before_the_measurement(tmp_path: Path) -> None:
+    base = save_tiny_llama(tmp_path / "base")
+    program = (
+        "import sys; from pathlib import Path; from espalier.results.sources import Source;"
+        f" from espalier.results.use.loading import loader_of; loader_of(Source('', Path({str(base)!r})));"
+        " sys.exit('transformers.models.llama.modeling_llama' not in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

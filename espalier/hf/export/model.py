@@ -117,7 +117,8 @@ def replacing_folder(target: Path) -> Iterator[Path]:
         unfinished.rename(target)
     except OSError as error:
         raise InputError(
-            f"cannot write {target}: {error.strerror or error}; free the disk and resume the run"
+            f"cannot write {target}: {error.strerror or error}; choose another directory or free"
+            " some space"
         ) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -80,7 +81,7 @@ def _scaling(path: Path) -> float:
 def _tensors(path: Path) -> Mapping[str, Tensor]:
     try:
         return load_file(path)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise InputError(f"{path}: cannot be read ({error}); copy it again") from None
 
 

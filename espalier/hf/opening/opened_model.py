@@ -614,10 +614,7 @@ def open_model(name: str) -> OpenedModel:
         return opened_in(cached_model(name))
     if name != "demo":
         require_model(name)
-        directory = at_home(name).absolute()
-        # The directory of a run has its model in a folder.
-        of_a_run = (directory / "run.json").exists() and not (directory / CONFIG).exists()
-        return opened_in(directory / "model" if of_a_run else directory)
+        return opened_in(model_folder(name))
     try:
         from espalier_assets import DEMO_MODEL
     except ModuleNotFoundError:
@@ -626,6 +623,22 @@ def open_model(name: str) -> OpenedModel:
             " here (README, 'Set up and run')"
         ) from None
     return opened_in(DEMO_MODEL)
+
+
+def model_folder(name: str) -> Path:
+    """Return the directory of a local model: the given one, or the model's in that of a run.
+
+    Raises InputError if the run wrote no model.
+    """
+    directory = at_home(name).absolute()
+    if (directory / CONFIG).exists() or not (directory / "run.json").exists():
+        return directory
+    if not (directory / "model" / CONFIG).exists():
+        raise InputError(
+            f"{directory}: the run wrote no model/; take another run, or write the adapter or a"
+            f" client's model as a model: espalier export {directory} --to transformers --out DIR"
+        )
+    return directory / "model"
 
 
 @cached_while_unchanged(4)

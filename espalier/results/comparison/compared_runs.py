@@ -159,7 +159,8 @@ class Comparison:
             if name in (one.title, one.dataset, one.metric):
                 return one
         raise InputError(
-            f"--metric {name!r}: these runs have {', '.join(repr(one.title) for one in self.columns)}"
+            f"--metric {name!r}: these runs have {', '.join(repr(one.title) for one in self.columns)};"
+            " name one of them, or first a run with another measure"
         )
 
     def axis(self, name: str) -> str:
@@ -264,8 +265,7 @@ def _require_readable(entry: Entry) -> None:
     for name in ("parameters", "disk", "bytes", "seconds"):
         # Each cost reads the summaries of the whole chain.
         entry.cost(name)
-    if not entry.settings:
-        raise InputError(f"{entry.run.path / 'settings.toml'}: is empty")
+    entry.settings  # noqa: B018
 
 
 def _comparable(

@@ -26,6 +26,10 @@ td.best { font-weight: 700; }
 td { white-space: nowrap; }
 .wrap td { white-space: normal; overflow-wrap: anywhere; min-width: 4rem; max-width: 18rem; }
 .wrap td:first-child { white-space: nowrap; }
+@media (max-width: 480px) {
+  th, td { padding: .3rem; }
+  td:nth-child(2) { white-space: normal; overflow-wrap: anywhere; min-width: 8rem; }
+}
 svg { max-width: 100%; height: auto; }
 </style>
 </head>

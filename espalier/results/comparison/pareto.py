@@ -7,7 +7,12 @@ from matplotlib.figure import Figure
 
 from espalier.results.style import BLACK, GREY, STUDY_WIDTH, figure_bytes, look_of, new_figure
 
-HEIGHT = 540
+HEIGHT = 440
+"""Height in pixels without the legend."""
+ROW = 20
+"""Height of a row of the legend, in pixels."""
+COLUMNS = 2
+"""Number of columns of the legend."""
 MAX_IN_LEGEND = 14
 """Maximum number of runs that the legend names; the table names all."""
 MAX_CHARACTERS = 44
@@ -66,7 +71,9 @@ def _dominates(one: tuple[float, float], other: tuple[float, float]) -> bool:
 
 def draw(plot: Plot, form: str) -> bytes:
     """Return the plot as a ``png`` or ``svg`` file; equal plots have equal bytes."""
-    with new_figure(HEIGHT, STUDY_WIDTH) as figure:
+    # Below the plot, so that long names of runs leave the title and the points their room.
+    rows = -(-(min(len(plot.points), MAX_IN_LEGEND) + 2) // COLUMNS)
+    with new_figure(HEIGHT + rows * ROW, STUDY_WIDTH) as figure:
         _draw(plot, figure)
         return figure_bytes(figure, form)
 
@@ -107,7 +114,7 @@ def _draw(plot: Plot, figure: Figure) -> None:
     axes.set_ylabel(f"{plot.quality_title} ({better} is better)")
     axes.set_xlabel(plot.cost_title)
     axes.margins(0.08)
-    figure.legend(loc="outside right upper", fontsize=9)
+    figure.legend(loc="outside lower left", ncols=COLUMNS, fontsize=9)
 
 
 def _short(label: str) -> str:

@@ -2,14 +2,13 @@
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from espalier.errors import EspalierError, InputError, tell
 from espalier.hf.export.loading_code import loading_code
-from espalier.hf.export.model import ExportError
+from espalier.hf.export.model import CARD, ExportError, replacing_folder, write_card
 from espalier.hf.families import has_own_code
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.progress import Throttle, progress_listener
@@ -20,11 +19,22 @@ from espalier.results.export.transformers_export import (
     require_new,
 )
 from espalier.results.sources import Source, open_source
-from espalier.storage.atomic import write_bytes
 
+TRANSFORMERS = "transformers"
 GGUF = "gguf"
 IMATRIX = "imatrix"
 HUB = "hub"
+TARGETS_OF = {
+    "adapter": (TRANSFORMERS, GGUF, HUB),
+    "client": (TRANSFORMERS, GGUF, HUB),
+    "dtype": (GGUF,),
+    "repository": (HUB,),
+    "private": (HUB,),
+    "license": (TRANSFORMERS, HUB),
+}
+"""Targets that read an option."""
+NOT_WITH_ADAPTER = ("client", "dtype")
+"""Options that do not apply to an adapter: a client's own model has none."""
 MAX_THREADS = 4
 """Maximum number of CPU threads of the comparison; exports are small work."""
 
@@ -48,10 +58,7 @@ def main(document: Mapping[str, Any]) -> int:
 
 def _export(document: Mapping[str, Any]) -> None:
     target = require_new(document["out"])
-    if document["to"] == IMATRIX:
-        for key in ("adapter", "client", "dtype"):
-            if document[key]:
-                raise InputError(f"--{key}: does not apply to --to {IMATRIX}; leave it out")
+    _require_used(document)
     # Refuse a bad repository or account before the result is opened.
     upload = prepared(document["repository"]) if document["to"] == HUB else None
     source = open_source(document["source"], adapter=document["adapter"], client=document["client"])
@@ -79,6 +86,16 @@ def _export(document: Mapping[str, Any]) -> None:
         print(f"uploaded     {address}")
 
 
+def _require_used(document: Mapping[str, Any]) -> None:
+    """Raise InputError if an option does not apply to the target, or not to an adapter."""
+    given = [option for option in TARGETS_OF if document[option]]
+    for option in given:
+        if document["to"] not in TARGETS_OF[option]:
+            raise InputError(f"--{option}: does not apply to --to {document['to']}; leave it out")
+        if document["adapter"] and option in NOT_WITH_ADAPTER:
+            raise InputError(f"--{option}: does not apply to --adapter; leave one of them out")
+
+
 def _to_gguf(source: Source, target: Path, document: Mapping[str, Any]) -> None:
     from espalier.hf.gguf.adapter_file import write_adapter
     from espalier.hf.gguf.library import require_gguf
@@ -87,13 +104,12 @@ def _to_gguf(source: Source, target: Path, document: Mapping[str, Any]) -> None:
     require_gguf()
     as_adapter = document["adapter"]
     file = target / ("adapter.gguf" if as_adapter else "model.gguf")
-    with _unfinished(file) as unfinished:
+    with replacing_folder(target) as folder:
+        place = folder / file.name
         if as_adapter:
-            name = write_adapter(source.model, source.adapted, unfinished, source.title)
+            name = write_adapter(source.model, source.adapted, place, source.title)
         else:
-            name = write_model(
-                source.model, source.edits, unfinished, source.title, document["dtype"]
-            )
+            name = write_model(source.model, source.edits, place, source.title, document["dtype"])
     print(f"exported     {file} (architecture {name})")
     if as_adapter:
         print(
@@ -117,13 +133,13 @@ def _to_imatrix(source: Source, target: Path) -> None:
     input_sums = read_sums(source.run, source.model.plan)
     words = f"calibration samples of the clients of {source.title}"
     file = target / "imatrix.gguf"
-    with _unfinished(file) as unfinished:
+    with replacing_folder(target) as folder:
         name = write_importance(
             source.model,
             input_sums.sums,
             input_sums.counts,
             input_sums.sequence_length,
-            unfinished,
+            folder / file.name,
             [words],
         )
     print(
@@ -132,29 +148,13 @@ def _to_imatrix(source: Source, target: Path) -> None:
     )
 
 
-@contextmanager
-def _unfinished(file: Path) -> Iterator[Path]:
-    """Yield a path to write, which becomes ``file``; after an error nothing stays."""
-    unfinished = file.with_suffix(".unfinished")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        yield unfinished
-        unfinished.rename(file)
-    # Ctrl-C must not leave half a file either.
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        if not any(file.parent.iterdir()):
-            file.parent.rmdir()
-        raise
-
-
 def _copy_adapter(source: Source, target: Path, card: str) -> None:
     """Copy an adapter and its tokenizer, with a complete card."""
-    target.mkdir(parents=True, exist_ok=True)
-    for file in sorted(source.folder.iterdir()):
-        if file.is_file() and file.name != "README.md":
-            shutil.copyfile(file, target / file.name)
-    write_bytes(target / "README.md", card.encode())
+    with replacing_folder(target) as folder:
+        for file in sorted(source.folder.iterdir()):
+            if file.is_file() and file.name != CARD:
+                shutil.copyfile(file, folder / file.name)
+        write_card(folder, card)
 
 
 def _how_to_use(source: Source, target: Path, *, as_adapter: bool) -> str:

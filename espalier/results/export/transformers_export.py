@@ -4,15 +4,17 @@ from pathlib import Path
 
 import torch
 
+from espalier.environment.paths import at_home
 from espalier.errors import InputError
 from espalier.hf.export.model import check_export, export_edited, require_written, weight_reader
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened_model import OpenedModel
+from espalier.hf.sliced.export import CODE as SLICED_CODE
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.structured.configuration import STRUCTURE_FILE, plain_config
 from espalier.hf.structured.export import CODE
 from espalier.results.sources import Source
-from espalier.storage.atomic import write_json
+from espalier.storage.atomic import write_bytes, write_json
 
 SAMPLE = (2, 16)
 """Number of sequences on which the export is compared, and their length."""
@@ -39,6 +41,7 @@ def export_model(source: Source, target: Path, card: str, threads: int) -> None:
     """
     export_edited(source.model, source.edits, target, card)
     _write_plainly(source.model, target)
+    _write_own_code(target)
     check(source, target, threads)
 
 
@@ -52,6 +55,16 @@ def _write_plainly(model: OpenedModel, target: Path) -> None:
     write_json(target / "config.json", config)
     for name in (STRUCTURE_FILE, CODE.name):
         (target / name).unlink(missing_ok=True)
+
+
+def _write_own_code(target: Path) -> None:
+    """Replace the copied modelling code by this program's, which is what the check loads.
+
+    Somebody may have changed the copy in the result's directory, and who loads the export runs it.
+    """
+    for code in (CODE, SLICED_CODE):
+        if (target / code.name).exists():
+            write_bytes(target / code.name, code.read_bytes())
 
 
 def check(source: Source, target: Path, threads: int) -> None:
@@ -71,7 +84,10 @@ def check(source: Source, target: Path, threads: int) -> None:
 
 def require_new(out: str) -> Path:
     """Return the absolute path of a directory to write; InputError if it has content."""
-    target = Path(out).expanduser().absolute()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InputError(f"--out {out}: is there already; name a new directory")
+    target = at_home(out).absolute()
+    try:
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise InputError(f"--out {out}: is there already; name a new directory")
+    except OSError as error:
+        raise InputError(f"--out {out}: {error.strerror}; name a new directory") from None
     return target

@@ -1,15 +1,16 @@
 """Zeros of each matrix, kept groups of each block, or the updates of an adapter after a run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from espalier.environment.bounded_json import read_json_object
-from espalier.errors import EspalierError
+from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened_model import open_model
 from espalier.models.structure import GROUP_KINDS, KINDS, RESIDUAL_KINDS, Structure, sizes_of
 from espalier.results.finished_run import FinishedRun
@@ -73,6 +74,16 @@ def layers_of(run: FinishedRun) -> Layers:
     return layers
 
 
+@contextmanager
+def _tensors(file: Path, framework: str = "numpy") -> Iterator[Any]:
+    """Open a file of tensors; raise InputError if it is missing or damaged."""
+    try:
+        with safe_open(file, framework=framework) as tensors:
+            yield tensors
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{file}: cannot be read ({error}); restore it from a backup") from None
+
+
 def _notes(report: Mapping[str, Any]) -> list[str]:
     notes = []
     if gone := report.get("removed_blocks"):
@@ -94,7 +105,7 @@ def _shapes(model: Path | None) -> dict[str, int]:
     """Return the number of weights of each tensor of a model; only headers are read."""
     found = {}
     for file in sorted(model.glob("*.safetensors")) if model else ():
-        with safe_open(file, framework="numpy") as tensors:
+        with _tensors(file) as tensors:
             for name in tensors.keys():  # noqa: SIM118
                 found[name] = int(np.prod(tensors.get_slice(name).get_shape()))
     return found
@@ -103,7 +114,7 @@ def _shapes(model: Path | None) -> dict[str, int]:
 def _zeros(path: Path, sizes: Mapping[str, int]) -> HeatMap:
     """Return the fraction of masked weights of each matrix, with one mask in memory at a time."""
     values: dict[tuple[int, str], float] = {}
-    with safe_open(path, framework="numpy") as masks:
+    with _tensors(path) as masks:
         for name in masks.keys():  # noqa: SIM118
             words = masks.get_tensor(name)
             # The last word of a mask may have bits without a weight.
@@ -236,7 +247,7 @@ def _updates(adapter: Path) -> HeatMap:
     ``|B A|^2`` is the trace of ``(B^T B) (A A^T)``, which has the size of the rank.
     """
     values: dict[tuple[int, str], float] = {}
-    with safe_open(adapter / "adapter_model.safetensors", framework="pt") as tensors:
+    with _tensors(adapter / "adapter_model.safetensors", "pt") as tensors:
         names = set(tensors.keys())
         for name in sorted(names):
             partner = name.replace(".lora_A.", ".lora_B.")

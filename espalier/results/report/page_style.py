@@ -38,7 +38,7 @@ th:first-child, td:first-child { text-align: left; padding-left: 0; white-space:
   min-width: 8.5em; }
 td.text, th.text { text-align: left; white-space: normal; min-width: 12em; }
 td.key { white-space: nowrap; }
-thead th { color: var(--soft); font-weight: 600; }
+thead th { color: var(--soft); font-weight: 600; white-space: normal; }
 tr.federated td { font-weight: 600; }
 .small { display: block; white-space: normal; color: var(--soft); font-size: 0.85em; font-weight: 400; }
 code, pre { font-family: ui-monospace, "SFMono-Regular", Menlo, "DejaVu Sans Mono", monospace;
@@ -48,6 +48,13 @@ pre { background: var(--tint); border: 1px solid var(--line); border-radius: 6px
   overflow-x: auto; margin: 0 0 10px; }
 details { margin: 8px 0; }
 summary { cursor: pointer; }
+@media (max-width: 480px) {
+  section { padding: 12px; }
+  th, td { padding: 5px 4px; }
+  th:first-child, td:first-child { min-width: 6.5em; }
+  td.text, th.text { min-width: 7em; }
+  td.key { white-space: normal; overflow-wrap: anywhere; min-width: 10em; }
+}
 @media (min-width: 900px) { .figures.pair { grid-template-columns: 1fr 1fr; } }
 @media print { body { background: #ffffff; } section { break-inside: avoid; } nav { display: none; } }
 """

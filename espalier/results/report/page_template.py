@@ -130,6 +130,8 @@ the result in a process each, and add the figures to this page:</p>
 <td>{{ traffic | sum("down") | size }}</td>
 <td></td></tr></tbody>
 </table></div></div>
+<p class="soft">All messages that were sent, with the enrolment and with messages that were sent again
+after a loss or an interruption. The other numbers of this page count finished rounds once.</p>
 </section>
 {% endif %}
 {% if estimates %}
@@ -139,8 +141,9 @@ the result in a process each, and add the figures to this page:</p>
 <tbody>{% for row in estimates %}<tr><td>{{ row.what }}</td><td>{{ row.estimate }}</td>
 <td>{{ row.measured }}</td><td>{{ "-" if row.ratio is none else row.ratio | percent }}</td></tr>
 {%- endfor %}</tbody></table></div>
-<p class="soft">Bytes are without the enrolment. A client's measured time includes reading and
-tokenization, which the estimate of its computing does not. Clients do not report their memory.</p>
+<p class="soft">Bytes are without the enrolment and without messages that were sent again. A client's
+measured time includes reading and tokenization, which the estimate of its computing does not.
+Clients do not report their memory.</p>
 </section>
 {% endif %}
 {% if layers.maps or layers.notes %}

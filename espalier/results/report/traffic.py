@@ -77,9 +77,11 @@ def estimates_of(run: FinishedRun) -> list[Estimated]:
     if not plan:
         return []
     summary = run.summary
+    # Until a run ends, its summary has no bytes.
+    ended = summary.get("finished") is not None
     rows = [
-        _bytes_row(f"bytes {direction}", plan, f"bytes_{direction}", summary[f"bytes_{direction}"])
-        for direction in ("up", "down")
+        _bytes_row(f"bytes {direction}", plan, key, summary[key] if ended else None)
+        for direction, key in (("up", "bytes_up"), ("down", "bytes_down"))
     ]
     server = plan.get("measured", {}).get("server_memory")
     rows += [
@@ -102,18 +104,16 @@ def estimates_of(run: FinishedRun) -> list[Estimated]:
     return rows
 
 
-def _bytes_row(what: str, plan: Mapping[str, Any], key: str, measured: int) -> Estimated:
-    most = plan[key]
-    least = plan[f"least_{key}"]
-    if least == most:
-        return _row(what, most, measured)
-    return Estimated(what, f"{size(least)} to {size(most)}", size(measured), measured / most)
+def _bytes_row(what: str, plan: Mapping[str, Any], key: str, measured: int | None) -> Estimated:
+    return _row(what, plan[key], measured, plan[f"least_{key}"])
 
 
-def _row(what: str, estimate: int, measured: int | None) -> Estimated:
+def _row(what: str, estimate: int, measured: int | None, least: int | None = None) -> Estimated:
+    """Return a row; ``least`` is the minimum if the estimate is a range."""
     shown = "not recorded" if measured is None else size(measured)
     ratio = measured / estimate if measured is not None and estimate else None
-    return Estimated(what, size(estimate), shown, ratio)
+    beginning = "" if least in (None, estimate) else f"{size(least)} to "
+    return Estimated(what, f"{beginning}{size(estimate)}", shown, ratio)
 
 
 def _on_disk(run: FinishedRun) -> int:

@@ -1,12 +1,14 @@
 """Lines of Python and shell that load, serve and evaluate what a run wrote."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from espalier.environment.bounded_json import read_json_object
 from espalier.hf.export.loading_code import loading_code
+from espalier.hf.gguf.architecture import EVEN, UNEVEN
 from espalier.results.finished_run import ADAPTER_CONFIG, FinishedRun
 
 QUESTION = "Once upon a time"
@@ -32,22 +34,28 @@ def snippets_of(run: FinishedRun) -> list[Snippet]:
 def _snippets(run: FinishedRun) -> Iterator[Snippet]:
     what = "the model"
     folder = run.model
+    client = ""
     if run.client_models:
-        name, folder = next(iter(run.client_models.items()))
-        what = f"the model of {name}; each client has its own in clients/"
+        client, folder = next(iter(run.client_models.items()))
+        what = f"the model of {client}; each client has its own in clients/"
     if folder is not None:
         config = read_json_object(folder / CONFIG)
         decoder = not _classifies(config.get("architectures"))
         yield _model(folder, what, decoder=decoder, own_code="auto_map" in config)
     elif run.adapter is not None:
-        config = read_json_object(run.adapter / ADAPTER_CONFIG)
-        decoder = config.get("task_type") != "SEQ_CLS"
-        base = str(config.get("base_model_name_or_path"))
-        yield _adapter(run.adapter, base, decoder=decoder)
+        settings = read_json_object(run.adapter / ADAPTER_CONFIG)
+        decoder = settings.get("task_type") != "SEQ_CLS"
+        base = str(settings.get("base_model_name_or_path"))
+        # A base on the hub is a plain model; a local one may be pruned.
+        file = Path(base) / CONFIG
+        config = read_json_object(file) if file.is_file() else {}
+        yield _adapter(run.adapter, base, decoder=decoder, own_code="auto_map" in config)
     else:
         return
     if decoder:
-        yield from _commands(run)
+        of_client = f" --client {shlex.quote(client)}" if client else ""
+        yield from _commands(run, of_client)
+        yield _serving(run, of_client, config)
 
 
 def _classifies(architectures: object) -> bool:
@@ -70,10 +78,8 @@ def _model(folder: Path, what: str, *, decoder: bool, own_code: bool) -> Snippet
     return Snippet(f"Load {what}", f"{lines}\n{_use(decoder)}", note)
 
 
-def _adapter(folder: Path, base: str, *, decoder: bool) -> Snippet:
+def _adapter(folder: Path, base: str, *, decoder: bool, own_code: bool) -> Snippet:
     """Return the lines for an adapter; its base may be a pruned model that brings its code."""
-    file = Path(base) / CONFIG
-    own_code = file.is_file() and "auto_map" in read_json_object(file)
     lines = loading_code(
         str(folder), decoder=decoder, as_adapter=True, own_code=own_code, tokenizer=base
     )
@@ -84,25 +90,37 @@ def _adapter(folder: Path, base: str, *, decoder: bool) -> Snippet:
     )
 
 
-def _commands(run: FinishedRun) -> Iterator[Snippet]:
-    """Yield the commands that talk to a language model, evaluate it and export it."""
+def _commands(run: FinishedRun, of_client: str) -> Iterator[Snippet]:
+    """Yield the commands that talk to a language model and evaluate it."""
     path = shlex.quote(str(run.path))
     yield Snippet(
-        "Talk to it", f"espalier chat {path} --compare", "The base model answers next to it."
+        "Talk to it",
+        f"espalier chat {path}{of_client} --compare",
+        "The base model answers next to it.",
     )
     yield Snippet(
         "Evaluate it on a public benchmark",
         f"espalier eval {path} --tasks arc_easy,hellaswag --with-base",
         "This needs lm-evaluation-harness (extra lm-eval), which downloads the tasks.",
     )
-    yield Snippet(
-        "Serve it",
-        f"espalier export {path} --to transformers --out served\ntransformers serve served\n\n"
-        f"espalier export {path} --to gguf --out served-gguf",
-        "The first two lines start an HTTP server of transformers (its extra serving), for models"
-        " that need no code of their own. The last writes a file for llama.cpp and Ollama (extra"
-        " gguf). The page Serve a result says what works for each method.",
-    )
+
+
+def _serving(run: FinishedRun, of_client: str, config: Mapping[str, Any]) -> Snippet:
+    """Return the commands that serve a result, or its base model ``config`` with the adapter."""
+    export = f"espalier export {shlex.quote(str(run.path))}{of_client} --to"
+    own_code = "auto_map" in config
+    lines = []
+    notes = []
+    if not own_code:
+        lines.append(f"{export} transformers --out served\ntransformers serve served")
+        notes.append("transformers serve is an HTTP server (extra serving of transformers).")
+    if config.get("model_type", "llama") in (UNEVEN if own_code else EVEN):
+        lines.append(f"{export} gguf --out served-gguf")
+        notes.append("The GGUF file is for llama.cpp and Ollama (extra gguf).")
+    if not lines:
+        notes.append("Neither transformers serve nor llama.cpp knows its layers.")
+    notes.append("docs/how-to/serve.md says what works for each method.")
+    return Snippet("Serve it", "\n\n".join(lines), " ".join(notes))
 
 
 def _use(decoder: bool) -> str:

@@ -1,5 +1,6 @@
 """``espalier chat``: conversation with the result of a run in the terminal."""
 
+import io
 import logging
 import sys
 import warnings
@@ -117,6 +118,9 @@ def answer_all(talks: Sequence[Conversation], text: str, screen: Screen) -> int:
 def talk_until_end(talks: Sequence[Conversation], screen: Screen) -> None:
     """Read texts from standard input and answer them, until it ends or says ``/quit``."""
     prompt = "you: " if sys.stdin.isatty() else ""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        # Bytes that are no UTF-8 are refused line by line, and do not end the chat.
+        sys.stdin.reconfigure(errors="surrogateescape")
     while True:
         try:
             text = input(prompt).strip()

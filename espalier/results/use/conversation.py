@@ -55,8 +55,10 @@ class Conversation:
     """Texts of the user and the answers, oldest first."""
 
     def __post_init__(self) -> None:
-        if self.answering.system is not None and not self.has_template:
+        system = self.answering.system
+        if system is not None and not self.has_template:
             raise InputError(f"--system: {NO_TEMPLATE}; leave out the system message")
+        _require_utf8(system or "")
 
     @property
     def has_template(self) -> bool:
@@ -67,7 +69,7 @@ class Conversation:
         """Answer a text, and remember both.
 
         An interrupt ends the answer, of which what was written is remembered. Raises InputError if
-        the text alone is too long for the model.
+        the text is not UTF-8, or the prompt is empty or too long for the model.
 
         Parameters
         ----------
@@ -78,7 +80,10 @@ class Conversation:
         -------
         Number of oldest turns that were forgotten because the model reads no longer text.
         """
+        _require_utf8(text)
         prompt, forgotten = self._fitting(text)
+        if not prompt.numel():
+            raise InputError("the text is empty; the model needs a word to begin with")
         del self.turns[:forgotten]
         pieces: list[str] = []
 
@@ -164,3 +169,11 @@ class Conversation:
                 generation_config=config,
                 streamer=Streamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True),
             )
+
+
+def _require_utf8(text: str) -> None:
+    """Raise InputError if a text has bytes that Python could not decode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"the text {text[:40]!a} is not UTF-8; convert it") from None

@@ -125,6 +125,9 @@ def scores_of(
     ``manager`` and ``tasks`` are those of ``load_tasks``.
     """
     harness = import_module("lm_eval")
+    # It asks git for the commit of the current directory, and outside a checkout git complains.
+    evaluator: Any = import_module("lm_eval.evaluator")
+    evaluator.get_git_commit_hash = lambda: None
     models = import_module("lm_eval.models.huggingface")
     model = load_model(source, device)
     length = getattr(model.config, "max_position_embeddings", None)
@@ -194,8 +197,8 @@ def main(document: Mapping[str, Any]) -> None:
     # The harness sets its own levels and bars otherwise.
     os.environ.setdefault("LMEVAL_LOG_LEVEL", "ERROR")
     fields = Question.__dataclass_fields__
-    require_harness()
     run = open_run(document["run"])
+    require_harness()
     sources = sources_of(
         run, document["clients"], with_base=document["with_base"], base=document["base"]
     )

@@ -1,6 +1,7 @@
 """Loading of a run's models as transformers and PEFT models, without code from their directories."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,12 +44,14 @@ def load_model(source: Source, device: str = "auto") -> "PreTrainedModel | PeftM
     -------
     Model of transformers; a PeftModel if the source has an adapter.
     """
+    from safetensors import SafetensorError
+
     place = device_named(device)
     try:
         model = loader_of(source)()
     except EspalierError:
         raise
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         where = source.adapter or source.directory
         raise InputError(f"{where}: cannot be loaded ({error}); check the run directory") from None
     return model.to(place)
@@ -59,6 +62,7 @@ def loader_of(source: Source, dtype: str = "auto") -> "Callable[[], PreTrainedMo
 
     ``dtype`` is the number format of the weights, by default that of the files.
     """
+    import torch
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     from espalier.hf.structured.configuration import load_config
@@ -70,6 +74,9 @@ def loader_of(source: Source, dtype: str = "auto") -> "Callable[[], PreTrainedMo
     kind = AutoModelForCausalLM if is_decoder else AutoModelForSequenceClassification
     labels = {} if is_decoder or adapter is None else {"num_labels": _labels(adapter)}
     config = load_config(source.directory, **labels)
+    # transformers imports the code of a family when the first model of it is built.
+    with torch.device("meta"):
+        kind.from_config(deepcopy(config))
 
     def load() -> "PreTrainedModel | PeftModel":
         model = kind.from_pretrained(

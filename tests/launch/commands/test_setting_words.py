@@ -56,7 +56,9 @@ def test_a_setting_s_name_by_itself_is_no_preset(
 def test_other_options_are_unknown(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(words.split())
-    assert "unrecognized arguments: -" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert err.startswith(f"usage: espalier {words.split()[0]} ")
+    assert "unrecognized arguments: -" in err
 
 
 @pytest.mark.parametrize(

@@ -192,3 +192,17 @@ def test_a_long_text_does_not_end_the_chat(
     out, err = capsys.readouterr()
     assert out.strip() == expected(run / "model", "[user]oak[assistant]").strip()
     assert "give a shorter text" in err
+
+
+def test_text_that_cannot_be_answered(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    standard_input = io.TextIOWrapper(io.BytesIO(b"fir \xff\noak\n"), encoding="utf-8")
+    monkeypatch.setattr("sys.stdin", standard_input)
+    assert main(document(run)) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{expected(run / 'model', '[user]oak[assistant]')}\n"
+    assert "the text 'fir \\udcff' is not UTF-8" in err
+    (run / "model" / "chat_template.jinja").unlink()
+    assert main(document(run, prompt="")) == 2
+    assert "the text is empty" in capsys.readouterr().err

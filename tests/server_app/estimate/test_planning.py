@@ -15,7 +15,7 @@ from espalier.hf.machine.computing import Computing
 from espalier.hf.machine.machine_memory import resident
 from espalier.hf.machine.traced_memory import LiveBytes
 from espalier.hf.opening.config_only_model import described
-from espalier.hf.opening.opened_model import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel, model_folder
 from espalier.hf.whole.adapters import put_in
 from espalier.hf.whole.model import load_whole
 from espalier.methods.tuning.adapters.tensors import trained
@@ -174,6 +174,16 @@ def test_gates_alone_keep_activations_of_all_blocks(tiny: Path, layers: str) -> 
     masks = step(sft_p__adapters=False)
     assert 0 < masks <= step(lora__layers=layers)
     assert step(sft_p__adapters=False, lora__layers=layers) == masks
+
+
+def test_model_of_a_run_is_planned(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "model").symlink_to(tiny)
+    lengths = {"data.sequence-length": 16, "evaluation.sequence-length": 16}
+    assert main({"run": {"model": str(tmp_path), **lengths}}) == 0
+    (tmp_path / "model").unlink()
+    with pytest.raises(EspalierError, match=r"the run wrote no model/; .* espalier export "):
+        model_folder(str(tmp_path))
 
 
 def test_mistakes_are_told(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
