@@ -37,8 +37,8 @@ def main(document: Mapping[str, Any]) -> None:
         text = planned(settings, open_model(DEMO)).long(speeds)
     else:
         here = at_home(settings.model).absolute()
-        named = cached_model(settings.model) if is_on_hub(settings.model) else here
-        with described(named) as directory:
+        path = cached_model(settings.model) if is_on_hub(settings.model) else here
+        with described(path) as directory:
             text = planned(settings, open_model(str(directory))).long(speeds)
     print(text)
 
