@@ -75,10 +75,10 @@ def fleet_of_run(settings: RunSettings, *, simulation: bool) -> Fleet | None:
         if fleet is not None:
             fleet.require(settings.num_clients)
     except EspalierError as error:
-        given = settings.federation.fleet
-        meant = "" if given == name else f" (in a simulation {name})"
+        setting = settings.federation.fleet
+        meant = "" if setting == name else f" (in a simulation {name})"
         reason = str(error).removeprefix("fleet: ")
-        raise InputError(f"federation.fleet = '{given}'{meant}: {reason}") from None
+        raise InputError(f"federation.fleet = '{setting}'{meant}: {reason}") from None
     return fleet
 
 
