@@ -55,8 +55,8 @@ app = ClientApp(mods=[as_played])
 def job_of(method: str) -> ModuleType:
     """Import and return the module with a method's local job."""
     with importing():
-        found: ModuleType = part(METHODS[method].job)
-    return found
+        module: ModuleType = part(METHODS[method].job)
+    return module
 
 
 def _push(site: Site, request: MessageBody) -> MessageBody:

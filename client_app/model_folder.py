@@ -55,12 +55,12 @@ def reserve(node: NodeSettings, manifest: Manifest) -> None:
     Raises InputError if the model exceeds the owner's limit, alone or together with the models that
     are stored or offered here.
     """
-    most = node.max_bytes_of_models()
+    max_bytes = node.max_bytes_of_models()
     # The limit applies to one model and to the sum of all.
-    wanted = manifest.num_bytes
-    if most is not None and wanted > most:
+    num_bytes = manifest.num_bytes
+    if max_bytes is not None and num_bytes > max_bytes:
         raise InputError(
-            f"max-model-bytes = {most}: the run's model has {wanted} bytes, more than this"
+            f"max-model-bytes = {max_bytes}: the run's model has {num_bytes} bytes, more than this"
             " site's owner allows; raise the limit in --node-config"
         )
     models = private_folder(node.state_root(), MODELS)
@@ -68,12 +68,12 @@ def reserve(node: NodeSettings, manifest: Manifest) -> None:
     # One process at a time: two runs must not reserve the same space.
     with in_turn(models):
         # Room is made only if it is needed.
-        if most is not None and _used_by_others(folder) + wanted > most:
+        if max_bytes is not None and _used_by_others(folder) + num_bytes > max_bytes:
             _remove_abandoned(folder)
-        if most is not None and (taken := _used_by_others(folder)) + wanted > most:
+        if max_bytes is not None and (taken := _used_by_others(folder)) + num_bytes > max_bytes:
             raise InputError(
-                f"max-model-bytes = {most}: models of other runs use or have reserved {taken}"
-                f" bytes, so there is no room for this model of {wanted} bytes; raise the limit"
+                f"max-model-bytes = {max_bytes}: models of other runs use or have reserved {taken}"
+                f" bytes, so there is no room for this model of {num_bytes} bytes; raise the limit"
                 " in --node-config, or remove models below models/ in the site's state-dir"
             )
         marked_folder(models, manifest.sha256)
@@ -81,13 +81,15 @@ def reserve(node: NodeSettings, manifest: Manifest) -> None:
         with in_turn(folder):
             if not (folder / RESERVED).exists():
                 # Readable for the owner only, as everything in the state directory.
-                write_json(folder / RESERVED, {"bytes": wanted}, OWNER_ONLY_FILE)
+                write_json(folder / RESERVED, {"bytes": num_bytes}, OWNER_ONLY_FILE)
 
 
-def _used_by_others(own: Path) -> int:
+def _used_by_others(model_folder: Path) -> int:
     """Return the number of bytes that other models use or have reserved."""
     return sum(
-        _taken(folder) for folder in own.parent.iterdir() if folder.is_dir() and folder != own
+        _taken(folder)
+        for folder in model_folder.parent.iterdir()
+        if folder.is_dir() and folder != model_folder
     )
 
 
@@ -108,12 +110,17 @@ OUR_OWN = (RESERVED, FOUND, VERSION_FILE, LOCK)
 """Names of files in a model's folder that no server sent."""
 
 
-def _remove_abandoned(own: Path) -> None:
+def _remove_abandoned(model_folder: Path) -> None:
     """Delete incomplete models without messages for ``ABANDONED_SECONDS``."""
-    for folder in own.parent.iterdir():
+    for folder in model_folder.parent.iterdir():
         lock = folder / LOCK
         # Complete models, the own one, and folders that are just being made stay.
-        if folder == own or not folder.is_dir() or (folder / FOUND).exists() or not lock.exists():
+        if (
+            folder == model_folder
+            or not folder.is_dir()
+            or (folder / FOUND).exists()
+            or not lock.exists()
+        ):
             continue
         if lock.stat().st_mtime < time.time() - ABANDONED_SECONDS:
             remove_ours(folder)
@@ -171,23 +178,23 @@ class ModelFolder:
 
     def is_sound(self) -> bool:
         """Return whether the files exist and have the offered bytes."""
-        found = None
+        record = None
         # A damaged record means that the files are checked in another way: they are sent again.
         with suppress(OSError, ValueError):
-            found = read_json((self.folder / FOUND).read_text())
-        if found is None or not self.files.is_dir():
+            record = read_json((self.folder / FOUND).read_text())
+        if record is None or not self.files.is_dir():
             return False
-        manifest = Manifest.offered(found["offer"])
+        manifest = Manifest.offered(record["offer"])
         # An additional file could be loaded by a library, for instance code.
         if sorted(os.listdir(self.files)) != manifest.names:
             return False
         # Hashing a whole model takes long, so it is skipped while inode, size and time are
         # unchanged.
-        if self._stamps(manifest) == found["stamps"]:
+        if self._stamps(manifest) == record["stamps"]:
             return True
         # Something changed, so the bytes decide.
         if any(
-            _sha256_of(self.files / name) != wanted for name, wanted in _hashes(manifest).items()
+            _sha256_of(self.files / name) != digest for name, digest in _hashes(manifest).items()
         ):
             return False
         self._note(manifest)
@@ -204,7 +211,7 @@ class ModelFolder:
         """
         private_folder(self.folder, FILES)
         bytes_of = _Reader(self.store, manifest)
-        wanted = _hashes(manifest)
+        hashes = _hashes(manifest)
         for name, size in zip(manifest.names, manifest.sizes, strict=True):
             digest = hashlib.sha256()
             # Written under a temporary name; a crash leaves no half file.
@@ -213,7 +220,7 @@ class ModelFolder:
                     digest.update(chunk)
                     file.write(chunk)
             # Damaged or forged: nothing of it may stay.
-            if digest.hexdigest() != wanted[name]:
+            if digest.hexdigest() != hashes[name]:
                 self.store.keep_only([])
                 self.remove_files()
                 raise InputError(
@@ -253,10 +260,10 @@ class ModelFolder:
         for name in manifest.names:
             # A missing file has no stamp, so the comparison fails.
             try:
-                found = os.stat(self.files / name)
+                status = os.stat(self.files / name)
             except OSError:
                 continue
-            stamps[name] = [found.st_ino, found.st_size, found.st_mtime_ns]
+            stamps[name] = [status.st_ino, status.st_size, status.st_mtime_ns]
         return stamps
 
 

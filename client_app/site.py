@@ -79,10 +79,10 @@ class Site:
         What this site has opened is shared.
         """
         # ``copy`` shares what was opened; request and contract are its own.
-        found = copy(self)
-        found.request = request
-        found.contract = plain_contract(request, lambda: self.model.plan, self.settings)
-        return found
+        site = copy(self)
+        site.request = request
+        site.contract = plain_contract(request, lambda: self.model.plan, self.settings)
+        return site
 
     @cached_property
     def model(self) -> OpenedModel:

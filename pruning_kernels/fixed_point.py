@@ -99,10 +99,10 @@ def as_floats(words: Words, fraction_bits: int) -> NDArray[np.float64]:
 def is_possible(words: Words, *, signed: bool) -> bool:
     """Return whether the words are valid for one client: in their bits; unsigned ones >= 0."""
     low, high = words
-    most = 1 << HIGH_BITS - 1
+    limit = 1 << HIGH_BITS - 1
     numbers = high.view(np.int64)
-    least = -most if signed else 0
+    minimum = -limit if signed else 0
     return bool(
         # A word beyond its bits would give one party more than its share of the sum.
-        (low >> np.uint64(LOW_BITS) == 0).all() and ((numbers >= least) & (numbers < most)).all()
+        (low >> np.uint64(LOW_BITS) == 0).all() and ((numbers >= minimum) & (numbers < limit)).all()
     )

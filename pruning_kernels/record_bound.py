@@ -20,8 +20,8 @@ def normalised(vectors: Tensor) -> Tensor:
 
     A vector of zeros stays as it is. A vector that is not finite becomes zeros.
     """
-    (found,) = _scaled({"": vectors}, None).values()
-    return found
+    (scaled,) = _scaled({"": vectors}, None).values()
+    return scaled
 
 
 def clipped(parts: Mapping[str, Tensor], bound: float) -> dict[str, Tensor]:

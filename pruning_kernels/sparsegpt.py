@@ -155,10 +155,10 @@ def prune(
     rows, columns = weight.shape
     for number, start in enumerate(range(0, columns, block_size), 1):
         end = min(start + block_size, columns)
-        of_block = slice(start, end)
+        block_columns = slice(start, end)
         # 1. Choose the pruned weights of this block.
-        upper = factor.upper[of_block, of_block].contiguous()
-        block = _Block(upper, updated[:, of_block], prune_mask[:, of_block])
+        upper = factor.upper[block_columns, block_columns].contiguous()
+        block = _Block(upper, updated[:, block_columns], prune_mask[:, block_columns])
         if pattern is None:
             # A difference of totals, so that rounding does not accumulate over the blocks.
             quota = int(rows * end * sparsity) - int(rows * start * sparsity)

@@ -36,8 +36,8 @@ def _choose(
 
 
 @compiled(inline="always")
-def _subtract(line: Matrix, upper: Matrix, lacking: np.float32, column: int) -> None:
-    """Subtract ``lacking`` times row ``column`` of U from a line.
+def _subtract(line: Matrix, upper: Matrix, scale: np.float32, column: int) -> None:
+    """Subtract ``scale`` times row ``column`` of U from a line.
 
     The update begins at the strip that contains ``column``.
     """
@@ -45,7 +45,7 @@ def _subtract(line: Matrix, upper: Matrix, lacking: np.float32, column: int) -> 
         strip = line[start : start + STRIP]
         update = upper[column, start : start + STRIP]
         for place in range(STRIP):
-            strip[place] -= lacking * update[place]
+            strip[place] -= scale * update[place]
 
 
 @compiled(parallel=True, fastmath={"contract"})
@@ -94,11 +94,11 @@ def solve_rows(
                     _choose(line, reciprocals, first, end, quota, pruned)
                 # Indices of pruned columns without a branch: the place advances only for a pruned
                 # one.
-                found = 0
+                num_pruned = 0
                 for column in range(first, end):
-                    places[found] = column
-                    found += pruned[column]
-                for place in range(found):
+                    places[num_pruned] = column
+                    num_pruned += pruned[column]
+                for place in range(num_pruned):
                     column = places[place]
                     error[column] = line[column] * reciprocals[column]
                     _subtract(line, upper, error[column], column)

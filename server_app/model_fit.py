@@ -108,9 +108,9 @@ def _require_room_for_answers(
         )
     encode = prompt_encoder(model.tokenizer)
     prompt = max(len(encode(item.prompt)) for item in tests.items)
-    wanted = settings.task.answer_tokens
+    answer = settings.task.answer_tokens
     positions = model.num_positions
-    if positions is None or prompt + wanted <= positions:
+    if positions is None or prompt + answer <= positions:
         return
     remedy = (
         f"set it to {positions - prompt} or less"
@@ -118,7 +118,7 @@ def _require_room_for_answers(
         else "remove items with prompts this long"
     )
     raise InputError(
-        f"task.answer-tokens = {wanted}: with the longest prompt of the test items ({prompt}"
-        f" tokens) this makes {prompt + wanted} tokens, but the model has {positions} positions;"
+        f"task.answer-tokens = {answer}: with the longest prompt of the test items ({prompt}"
+        f" tokens) this makes {prompt + answer} tokens, but the model has {positions} positions;"
         f" {remedy}"
     )

@@ -94,12 +94,14 @@ def difference(here: Surroundings, superlink: LocalSuperLink, found: Sequence[Su
     # Without an installed Espalier Ray's clients cannot import it.
     if here.installed is None:
         return "no Espalier is installed in its environment"
-    others = {one.user for one in found if one.user != here.user}
-    own = [one for one in found if one.user == here.user]
-    if others and not own:
+    others = {submitter.user for submitter in found if submitter.user != here.user}
+    same_user = [submitter for submitter in found if submitter.user == here.user]
+    if others and not same_user:
         return f"it belongs to {_name(here.user)}, but {_name(min(others))} submitted the run"
     # One match is enough: several may be connected, and only one of them submitted this run.
-    reasons = [_unlike(here, superlink, one) for one in own if one.app is not None]
+    reasons = [
+        _unlike(here, superlink, submitter) for submitter in same_user if submitter.app is not None
+    ]
     if "" in reasons:
         return ""
     return reasons[0] if reasons else _another_program(here)
@@ -107,10 +109,14 @@ def difference(here: Surroundings, superlink: LocalSuperLink, found: Sequence[Su
 
 def _unlike(here: Surroundings, superlink: LocalSuperLink, submitter: Submitter) -> str:
     """Return how a submitter of the same user differs, empty if it does not."""
-    own = submitter.superlink
+    environment = submitter.superlink
     # Programs of different environments differ, even if their versions agree.
-    if own is not None and superlink.program.is_absolute() and not _same(own, superlink.program):
-        return f"the run comes from the environment of {own}"
+    if (
+        environment is not None
+        and superlink.program.is_absolute()
+        and not _same(environment, superlink.program)
+    ):
+        return f"the run comes from the environment of {environment}"
     if (
         _is_checkout(here.folder)
         and submitter.app is not None
@@ -150,8 +156,8 @@ def _is_checkout(folder: Path) -> bool:
     return all((folder / room / "__init__.py").is_file() for room in ROOMS)
 
 
-def _same(one: Path, other: Path) -> bool:
-    return one.resolve() == other.resolve()
+def _same(first: Path, second: Path) -> bool:
+    return first.resolve() == second.resolve()
 
 
 def _name(user: int) -> str:

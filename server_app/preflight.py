@@ -67,17 +67,17 @@ def open_all(config: Mapping[str, Any], tell: Callable[[str], None]) -> None:
 
 def _unusable(settings: RunSettings, model: OpenedModel) -> dict[str, list[int]]:
     """Return the errors of unusable client data, with the clients that have each error."""
-    found: dict[str, list[int]] = {}
+    clients_by_error: dict[str, list[int]] = {}
     for client in range(settings.num_clients):
         try:
             with progress_prefix(f"client {client}"):
                 read_client_data(settings, simulated_node(), model, client)
         except EspalierError as error:
-            found.setdefault(str(error), []).append(client)
+            clients_by_error.setdefault(str(error), []).append(client)
             # The data set then cannot be loaded for any other client, and each attempt takes long.
             if settings.data.origin == "hub" and CANNOT_BE_LOADED in str(error):
                 return {str(error): list(range(settings.num_clients))}
-    return found
+    return clients_by_error
 
 
 def _tell_of(where: str, line: str) -> None:

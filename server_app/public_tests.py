@@ -46,7 +46,7 @@ class PublicTests:
         if self.encoded is not None:
             items = repr(astuple(self.encoded)).encode()
             hashes[settings.task.name] = hashlib.sha256(items)
-        return {name: one.hexdigest() for name, one in hashes.items()}
+        return {name: digest.hexdigest() for name, digest in hashes.items()}
 
     def of_clients(self, settings: RunSettings) -> Mapping[str, Tensor]:
         """Return the texts on which clients evaluate; empty if they are scored on items."""

@@ -160,16 +160,16 @@ def model_before(settings: RunSettings) -> str:
 
 def _require_continued(settings: RunSettings, model: OpenedModel, path: Path) -> dict[str, Any]:
     """Return the contents of ``run.json`` if these settings and this model continue that run."""
-    given = _given(settings)
-    was = _read(path, given)
+    setting = _given(settings)
+    was = _read(path, setting)
     # Settings that affect the result must be the same.
     differing = changes(was["settings"], of_the_result(settings.nested()))
     if was["model_sha256"] != model.sha256:
         differing.append("the base model differs")
     if differing:
-        raise InputError(f"{given}: a resumed run keeps its settings, but {'; '.join(differing)}")
+        raise InputError(f"{setting}: a resumed run keeps its settings, but {'; '.join(differing)}")
     if was["completed"]:
-        raise InputError(f"{given}: the run is completed; leave resume-from empty for a new run")
+        raise InputError(f"{setting}: the run is completed; leave resume-from empty for a new run")
     return was
 
 
@@ -177,14 +177,14 @@ def _given(settings: RunSettings) -> str:
     return f"resume-from = {settings.resume_from!r}"
 
 
-def _read(path: Path, given: str) -> dict[str, Any]:
+def _read(path: Path, setting: str) -> dict[str, Any]:
     try:
         return read_sealed(path / FILE, VERSION)
     except Damaged as damaged:
         raise InputError(
-            f"{given}: {damaged}; the directory is otherwise unchanged, but the run can no"
+            f"{setting}: {damaged}; the directory is otherwise unchanged, but the run can no"
             f" longer be identified: restore {FILE} from a backup, or start a new run with the"
             f" settings of {path / 'settings.toml'}"
         ) from None
     except EspalierError as error:
-        raise InputError(f"{given}: {error}") from None
+        raise InputError(f"{setting}: {error}") from None

@@ -142,8 +142,8 @@ def flap_of_all(run: Run) -> OpenedModel:
     stream = BlockStream(run.model, run.computing)
     moments = []
     samples = pooled_samples(run)
-    for index, found in enumerate(watched_moments(stream, samples)):
-        moments.append(found)
+    for index, block_moments in enumerate(watched_moments(stream, samples)):
+        moments.append(block_moments)
         _tell(run, index, samples)
     cuts = list(flap_cuts(run.model, moments.__getitem__, run.settings.of(FlapSettings)))
     return open_cut(run.model, cuts.__getitem__, biases(run.settings))
@@ -187,15 +187,15 @@ def slicegpt_of_all(run: Run) -> OpenedModel:
     """Return the model by SliceGPT on the pooled samples of all clients."""
     width = run.settings.of(SliceGptSettings).width(dense_width(run.model.plan))
     samples = pooled_samples(run)
-    found = []
+    bases = []
     moments = mean_moments(BlockStream(run.model, run.computing), samples)
-    for name, own in zip(places(run.model.plan), moments, strict=True):
-        found.append(basis_of(own, width)[0])
+    for name, moment in zip(places(run.model.plan), moments, strict=True):
+        bases.append(basis_of(moment, width)[0])
         if name.endswith("-mlp"):
             run.progress.step(
                 "centralized", f"{name.removesuffix('-mlp')}, {count(len(samples), 'sample')}"
             )
-    return SlicedModel(run.model, found.__getitem__, width)
+    return SlicedModel(run.model, bases.__getitem__, width)
 
 
 def tuned(run: Run) -> dict[str, dict[str, Tensor]]:

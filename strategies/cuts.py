@@ -80,12 +80,12 @@ class CutResult(RunResult):
         # ``open_cut`` always gives the model a structure.
         assert small.structure is not None
         blocks = small.structure.blocks
-        found: dict[str, Any] = {
+        report: dict[str, Any] = {
             "groups_of_blocks": [
                 {"groups": block.sizes.groups, "channels": block.sizes.channels} for block in blocks
             ],
         }
-        return found | (
+        return report | (
             {"scales_of_blocks": [self._scales(block) for block in blocks]} if self.scaled else {}
         )
 
@@ -93,10 +93,10 @@ class CutResult(RunResult):
         """Return the smallest and largest scale of a block's kept groups, by kind."""
         scales = {
             # Only scales of remaining groups: others have no meaning.
-            kind: own[list(block.kept(kind))]
-            for kind, own in scales_of(unpack_tensors(self.blob(block.source))).items()
+            kind: values[list(block.kept(kind))]
+            for kind, values in scales_of(unpack_tensors(self.blob(block.source))).items()
         }
-        return {kind: [float(own.min()), float(own.max())] for kind, own in scales.items()}
+        return {kind: [float(values.min()), float(values.max())] for kind, values in scales.items()}
 
 
 def require_cuttable(

@@ -60,8 +60,8 @@ def fleet_of(name: str) -> Fleet | None:
     """
     if not name:
         return None
-    named = {path.stem: path for path in FLEETS.glob("*.toml")}
-    return read_fleet(named.get(name) or at_home(name))
+    presets = {path.stem: path for path in FLEETS.glob("*.toml")}
+    return read_fleet(presets.get(name) or at_home(name))
 
 
 def fleet_of_run(settings: RunSettings, *, simulation: bool) -> Fleet | None:
@@ -75,10 +75,10 @@ def fleet_of_run(settings: RunSettings, *, simulation: bool) -> Fleet | None:
         if fleet is not None:
             fleet.require(settings.num_clients)
     except EspalierError as error:
-        given = settings.federation.fleet
-        meant = "" if given == name else f" (in a simulation {name})"
+        setting = settings.federation.fleet
+        meant = "" if setting == name else f" (in a simulation {name})"
         reason = str(error).removeprefix("fleet: ")
-        raise InputError(f"federation.fleet = '{given}'{meant}: {reason}") from None
+        raise InputError(f"federation.fleet = '{setting}'{meant}: {reason}") from None
     return fleet
 
 
@@ -152,10 +152,10 @@ class RoundTime:
     @classmethod
     def of(cls, server_round: int, devices: Mapping[int, DeviceTime]) -> Self:
         """Return the entry of a round with these devices (FedSpine's equation 1)."""
-        seconds = [own.seconds for own in devices.values()]
+        seconds = [device.seconds for device in devices.values()]
         slowest = max(seconds, default=0.0)
         # ``fsum`` is exact, so the order of the devices has no effect.
-        waiting = math.fsum(slowest - own for own in seconds) / max(1, len(seconds))
+        waiting = math.fsum(slowest - value for value in seconds) / max(1, len(seconds))
         return cls(server_round, slowest, waiting, devices)
 
     def in_words(self) -> str:
@@ -168,13 +168,15 @@ class RoundTime:
     def to_json(self) -> dict[str, Any]:
         """Return JSON values."""
         return asdict(self) | {
-            "devices": {str(client): asdict(own) for client, own in self.devices.items()}
+            "devices": {str(client): asdict(device) for client, device in self.devices.items()}
         }
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
         """Read the values that ``to_json`` returned."""
-        devices = {int(client): cls.DEVICE(**own) for client, own in document["devices"].items()}
+        devices = {
+            int(client): cls.DEVICE(**fields) for client, fields in document["devices"].items()
+        }
         return cls(**{**document, "devices": devices})
 
 
@@ -206,9 +208,9 @@ class FleetClock:
         """
         for note in rounds if self.fleet is not None else ():
             if note.round > self._recorded:
-                for client, own in note.devices.items():
+                for client, device in note.devices.items():
                     self._run.folder.ledger.record_round(
-                        self._run.lineage, note.round, client, own.seconds
+                        self._run.lineage, note.round, client, device.seconds
                     )
                 self._recorded = note.round
 

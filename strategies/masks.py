@@ -50,8 +50,8 @@ class MaskResult(RunResult):
 
     def keep_masks(self, masks: Mapping[str, NDArray]) -> None:
         """Store the packed masks of the next block, by canonical linear name."""
-        named = {mask_name(name): words for name, words in masks.items()}
-        self.mask_blobs.append(self.store.put(pack_tensors(named)))
+        tensors = {mask_name(name): words for name, words in masks.items()}
+        self.mask_blobs.append(self.store.put(pack_tensors(tensors)))
 
     def zeros_beyond_masks(self) -> int:
         """Return the number of kept weights that become zero: none."""
@@ -69,7 +69,8 @@ class MaskResult(RunResult):
         """Return the packed prune masks of one block by canonical linear name."""
         masks = views(self.blob(index))
         return {
-            one.name: masks[mask_name(one.name)] for one in self.model.plan.blocks[index].linears
+            linear.name: masks[mask_name(linear.name)]
+            for linear in self.model.plan.blocks[index].linears
         }
 
     def edits(self, index: int) -> Mapping[str, WeightEdit]:
@@ -92,16 +93,16 @@ class MaskResult(RunResult):
 def require_pattern_fits(plan: ModelPlan, settings: RunSettings) -> None:
     """Refuse a pattern that does not divide rows of a matrix, or columns of a SparseGPT step."""
     job = settings.of(PruningSettings)
-    given = f"pruning.pattern = '{job.pattern}'"
+    setting = f"pruning.pattern = '{job.pattern}'"
     for linear in plan.linears:
         try:
             size = group_size(linear.shape, job.server_group)
         except ValueError as error:
-            raise InputError(f"{given}: {linear.parameter}: {error}") from None
+            raise InputError(f"{setting}: {linear.parameter}: {error}") from None
         # A pattern's groups must lie within the columns that are decided together.
         if job.pattern and job.columns_together % size:
             raise InputError(
-                f"{given}: sparsegpt decides {job.columns_together} columns at a time, which"
+                f"{setting}: sparsegpt decides {job.columns_together} columns at a time, which"
                 f" {size} does not divide; choose another pattern or local-method"
             )
 

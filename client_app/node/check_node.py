@@ -54,19 +54,20 @@ def accepts(site: Site) -> Iterator[str]:
     """Yield the site policy, each limit next to the value that the run requests."""
     node = site.node
     # The amounts do not depend on a message.
-    asked = amounts(site, UNREAD)
+    requested = amounts(site, UNREAD)
     yield f"methods {node.allowed_methods or 'all'}; the run's is {site.settings.method}"
     for limit in MOST:
-        request = f"; {asked[limit][0]} = {asked[limit][1]:,}" if limit in asked else ""
+        request = f"; {requested[limit][0]} = {requested[limit][1]:,}" if limit in requested else ""
         if limit == "max_runs":
             # Runs that count for the limit, with those of other servers.
             request = f" within {count(node.keep_days, 'day')}; {len(runs_answered(site)):,} so far"
         yield f"{limit.replace('_', '-')} {node.most(limit):,}{request}"
     model_bytes = node.max_bytes_of_models()
     yield f"models that a run sends: {f'at most {model_bytes:,} bytes' if model_bytes else 'none'}"
-    own = "may leave" if node.own_text else "do not leave"
+    own_text = "may leave" if node.own_text else "do not leave"
     yield (
-        f"an answer needs at least {count(node.fewest_tokens(), 'token')}; losses on own text {own}"
+        f"an answer needs at least {count(node.fewest_tokens(), 'token')}; losses on own text"
+        f" {own_text}"
     )
     if node.fewest_groups():
         yield f"and {count(node.min_groups, 'group')} of the field {node.data_group}"
@@ -79,12 +80,12 @@ def _secure_sums(site: Site) -> Iterator[str]:
     """Yield what the site demands of secure sums, and whose keys it knows."""
     node = site.node
     run = site.settings
-    asked = f"a sum of {run.num_clients}" if run.federation.secure_sum else "no secure sum"
-    least = f"{node.min_secure_sum}" if node.min_secure_sum else "no minimum"
-    yield f"min-secure-sum: {least}; the run has {asked}"
+    run_sum = f"a sum of {run.num_clients}" if run.federation.secure_sum else "no secure sum"
+    minimum = f"{node.min_secure_sum}" if node.min_secure_sum else "no minimum"
+    yield f"min-secure-sum: {minimum}; the run has {run_sum}"
     if node.peer_keys:
-        known = public_keys(node.peer_keys, "peer-keys")
-        others = sorted(known.keys() - {site.name})
+        peer_keys = public_keys(node.peer_keys, "peer-keys")
+        others = sorted(peer_keys.keys() - {site.name})
         names = ", ".join(others[:SHOWN]) + (", ..." if len(others) > SHOWN else "")
         yield f"peer-keys: {count(len(others), 'other site')}: {names or 'none'}"
     elif run.federation.secure_sum:
@@ -106,9 +107,9 @@ def _privacy(site: Site) -> Iterator[str]:
         return
     budget = budget_of(site)
     before = list(budget.spent().draws.values())
-    most = f"at most {node.max_epsilon:g}" if node.max_epsilon else "no budget"
+    limit = f"at most {node.max_epsilon:g}" if node.max_epsilon else "no budget"
     yield (
-        f"max-epsilon: {most}; at delta = {node.delta:g} spent {budget.epsilon(before):.3f}, after"
+        f"max-epsilon: {limit}; at delta = {node.delta:g} spent {budget.epsilon(before):.3f}, after"
         f" this run {budget.epsilon([*before, *guarantee.draws]):.3f}"
     )
 

@@ -41,12 +41,12 @@ class AnotherProgramError(NoAnswerError):
 
 def work(bundle: bytes, message: Message, context: Context) -> Message:
     """Answer with the installed ClientApp, or raise AnotherProgramError if the bundle differs."""
-    own = code_sha256()
+    installed = code_sha256()
     sent = bundle_sha256(bundle)
     # Compare before anything of the bundle is unpacked or imported.
-    if own != sent:
+    if installed != sent:
         raise AnotherProgramError(
-            f"this node runs only its installed program ({own[:12]}), but the run's bundle is"
+            f"this node runs only its installed program ({installed[:12]}), but the run's bundle is"
             f" {sent[:12]}: install the same release of Espalier at all sites and where the run"
             " is submitted"
         )
@@ -105,10 +105,10 @@ def fits_idle(most: int) -> bool:
     # Importing it here would load torch in a worker that trained nothing.
     if (shelf := sys.modules.get("espalier.training.model_cache")) is not None:
         shelf.forget_model()
-    if (held := resident()) <= most:
+    if (used := resident()) <= most:
         return True
     tell(
-        f"the worker uses {held // MEGA} MB, more than the {most // MEGA} MB that it"
+        f"the worker uses {used // MEGA} MB, more than the {most // MEGA} MB that it"
         " may use between tasks, and ends"
     )
     return False

@@ -31,23 +31,23 @@ Undecided = list[tuple[WaitingReplies, WaitingReply]]
 
 def waiting_in(root: Path) -> tuple[Undecided, list[EspalierError]]:
     """Return all undecided replies in a state directory, and the errors of unreadable ones."""
-    found = Undecided()
+    pairs = Undecided()
     damaged = list[EspalierError]()
     for replies in replies_at(root):
         undecided, errors = replies.undecided()
-        found += [(replies, waiting) for waiting in undecided]
+        pairs += [(replies, waiting) for waiting in undecided]
         damaged += errors
-    return found, damaged
+    return pairs, damaged
 
 
-def _chosen(found: Undecided, ids: Sequence[str]) -> Undecided:
+def _chosen(undecided: Undecided, ids: Sequence[str]) -> Undecided:
     """Return the replies whose ids begin with the given characters, each exactly one."""
     chosen = {}
     for word in ids:
         # Short prefixes would match by chance.
         if len(word) < MIN_OF_ID:
             raise InputError(f"approve: {word!r}: give at least {MIN_OF_ID} characters of an id")
-        pairs = [pair for pair in found if pair[1].id.startswith(word)]
+        pairs = [pair for pair in undecided if pair[1].id.startswith(word)]
         if len(pairs) != 1:
             raise InputError(
                 f"approve: {word!r}: matches {len(pairs)} waiting replies; give the id of one"
@@ -123,18 +123,18 @@ def _account(uid: int) -> str:
 def _require_owner(root: Path) -> None:
     """Raise InputError unless this account is the node's, which must be able to read decisions."""
     owner = root.stat().st_uid
-    own = os.geteuid()
-    if owner != own:
+    user = os.geteuid()
+    if owner != user:
         raise InputError(
-            f"approve: {root} belongs to {_account(owner)}, but you are {_account(own)}; run the"
+            f"approve: {root} belongs to {_account(owner)}, but you are {_account(user)}; run the"
             f" command as {_account(owner)}"
         )
 
 
-def _listed(found: Iterable[WaitingReply]) -> list[str]:
+def _listed(waiting_replies: Iterable[WaitingReply]) -> list[str]:
     """Return the lines of a table of replies that wait for approval."""
     rows = [COLUMNS]
-    for waiting in found:
+    for waiting in waiting_replies:
         entry = waiting.entry
         tensors = sum(len(blob["tensors"]) for blob in waiting.blobs)
         rows.append(
@@ -196,20 +196,20 @@ def _release(root: Path, given: Mapping[str, Any]) -> int:
     # Another account cannot read the directory and would find nothing.
     if os.geteuid() != 0:
         _require_owner(root)
-    found, errors = waiting_in(root)
+    undecided, errors = waiting_in(root)
     # The other replies can still be decided on.
     for error in errors:
         tell(error)
-    for replies, waiting in _chosen(found, given["show"]):
+    for replies, waiting in _chosen(undecided, given["show"]):
         print("\n".join(_shown(replies, waiting)))
     # Refusals are chosen first; ``--all`` releases the others only.
-    refused = _chosen(found, given["refuse"])
+    refused = _chosen(undecided, given["refuse"])
     ids = {waiting.id for _, waiting in refused}
-    approved = _chosen(found, given["ids"])
+    approved = _chosen(undecided, given["ids"])
     if both := sorted(ids & {waiting.id for _, waiting in approved}):
         raise InputError(f"approve: {', '.join(both)}: cannot be both approved and refused")
     if given["all"]:
-        approved = [pair for pair in found if pair[1].id not in ids]
+        approved = [pair for pair in undecided if pair[1].id not in ids]
     # Refusals take effect first.
     for pairs, is_approved in ((refused, False), (approved, True)):
         try:
@@ -218,9 +218,11 @@ def _release(root: Path, given: Mapping[str, Any]) -> int:
         except EspalierError as error:
             tell(error)
             errors.append(error)
-    if not (given["show"] or refused or approved) and (found or not errors):
+    if not (given["show"] or refused or approved) and (undecided or not errors):
         lines = (
-            _listed(waiting for _, waiting in found) if found else [f"No reply waits in {root}."]
+            _listed(waiting for _, waiting in undecided)
+            if undecided
+            else [f"No reply waits in {root}."]
         )
         print("\n".join(lines))
     return 2 if errors else 0

@@ -90,21 +90,21 @@ TORN = 3
 def _logs_of(where: Path) -> list[Path]:
     """Return the egress logs of a state directory, or the log file itself."""
     try:
-        found = [where] if where.is_file() else sorted((where / FOLDER).iterdir())
+        paths = [where] if where.is_file() else sorted((where / FOLDER).iterdir())
     except (FileNotFoundError, NotADirectoryError):
-        found = []
+        paths = []
     except OSError as error:
         raise InputError(
             f"check-log: {where}: cannot be read ({error.strerror}); run the command as the"
             " node's user"
         ) from None
-    found = [path for path in found if path == where or path.suffix == ".jsonl"]
-    if not found:
+    paths = [path for path in paths if path == where or path.suffix == ".jsonl"]
+    if not paths:
         raise InputError(
             f"check-log: {where}: is not an egress log, and not a state directory or run"
             " directory with such logs"
         )
-    return found
+    return paths
 
 
 def _findings(path: Path, checked: Checked) -> Iterator[str]:
@@ -181,10 +181,10 @@ def main(given: Mapping[str, Any]) -> int:
     except EspalierError as error:
         tell(error)
         return UNKNOWN
-    wanted = sorted(missing)
+    heads = sorted(missing)
     for path in logs:
         try:
-            checked = chain_check(path, wanted)
+            checked = chain_check(path, heads)
         except EspalierError as error:
             tell(error)
             codes.add(UNKNOWN)

@@ -35,10 +35,10 @@ def require_allowed(site: Site, header: Header) -> None:
             f"threads = {site.settings.threads}: at most {max_threads} are allowed here, unless the"
             " owner sets threads"
         )
-    for limit, (asked, amount) in amounts(site, header).items():
-        most = site.node.most(limit)
-        if most is not None and amount > most:
-            lines.append(f"{limit.replace('_', '-')} = {most}: {asked} = {amount}")
+    for limit, (setting, amount) in amounts(site, header).items():
+        max_amount = site.node.most(limit)
+        if max_amount is not None and amount > max_amount:
+            lines.append(f"{limit.replace('_', '-')} = {max_amount}: {setting} = {amount}")
     max_runs = site.node.most("max_runs")
     runs = runs_answered(site) if max_runs is not None else set()
     # A run that was answered before may continue.
@@ -66,12 +66,12 @@ def _against_plain_sums(site: Site) -> list[str]:
     """Return a line for each demand on secure sums that the run does not meet."""
     lines = []
     secure = site.settings.federation.secure_sum
-    least = site.node.min_secure_sum
+    minimum = site.node.min_secure_sum
     # With sampled clients, a sum has only those of the round.
-    of_round = site.settings.federation.clients_of_round(site.settings.num_clients)
-    if least and not (secure and of_round >= least):
-        asked = "num-clients = " if secure else "federation.secure-sum = false, num-clients = "
-        lines.append(f"min-secure-sum = {least}: {asked}{of_round}")
+    num_clients = site.settings.federation.clients_of_round(site.settings.num_clients)
+    if minimum and not (secure and num_clients >= minimum):
+        prefix = "num-clients = " if secure else "federation.secure-sum = false, num-clients = "
+        lines.append(f"min-secure-sum = {minimum}: {prefix}{num_clients}")
     # Otherwise the server could take part under their names and subtract its own summands.
     if secure and site.node.require_site_keys and not site.node.peer_keys:
         lines.append(
@@ -92,13 +92,13 @@ def against_privacy(site: Site, header: Header) -> list[str]:
     again, when it draws.
     """
     privacy = site.settings.privacy
-    most = site.node.max_epsilon
+    max_epsilon = site.node.max_epsilon
     if not privacy.on:
-        if not most:
+        if not max_epsilon:
             return []
         return [
-            f"max-epsilon = {most:g}: the run is not differentially private (privacy.epsilon = 0), so"
-            " its epsilon has no bound"
+            f"max-epsilon = {max_epsilon:g}: the run is not differentially private (privacy.epsilon"
+            " = 0), so its epsilon has no bound"
         ]
     if header.kind in NEVER_PRIVATE:
         return [f"privacy.epsilon = {privacy.epsilon:g}: {header.kind} has no answer with noise"]
@@ -118,19 +118,21 @@ def against_privacy(site: Site, header: Header) -> list[str]:
 def _against_shared_noise(site: Site) -> list[str]:
     """Return a line for each reason for which the site does not rely on the noise of others."""
     node = site.node
-    asked = site.settings.privacy.honest_fraction
-    if node.simulated or not asked:
+    honest_fraction = site.settings.privacy.honest_fraction
+    if node.simulated or not honest_fraction:
         return []
     lines = []
     # The owner decides how many other sites have to be honest.
-    if asked > node.max_honest_fraction:
+    if honest_fraction > node.max_honest_fraction:
         lines.append(
-            f"max-honest-fraction = {node.max_honest_fraction:g}: privacy.honest-fraction = {asked:g}"
+            f"max-honest-fraction = {node.max_honest_fraction:g}: privacy.honest-fraction ="
+            f" {honest_fraction:g}"
         )
     if not node.peer_keys:
         lines.append(
-            f"privacy.honest-fraction = {asked:g}: without peer-keys the server could use the names of"
-            " the other sites, and see a sum with too little noise; set peer-keys at this site"
+            f"privacy.honest-fraction = {honest_fraction:g}: without peer-keys the server could use"
+            " the names of the other sites, and see a sum with too little noise; set peer-keys at"
+            " this site"
         )
     return lines
 
@@ -138,22 +140,22 @@ def _against_shared_noise(site: Site) -> list[str]:
 def amounts(site: Site, header: Header) -> dict[str, tuple[str, int]]:
     """Return the setting and the amount that the run requests, by limit."""
     settings = site.settings
-    found = dict(settings.job.asked_of_sites(settings))
+    requested = dict(settings.job.asked_of_sites(settings))
     # Other methods have limits of their own.
     if not (settings.tunes or settings.privacy.on or site.node.num_samples):
-        found["max_samples"] = ("data.num-samples", settings.data.num_samples)
+        requested["max_samples"] = ("data.num-samples", settings.data.num_samples)
     # The number of rounds of other methods follows from the model.
     if "rounds" in settings.job.FEDERATION:
         rounds = settings.job.num_rounds(settings.federation)
         planned = (
             "federation.rounds" if rounds == settings.federation.rounds else "rounds of the run"
         )
-        asked = "requested round" if header.server_round > rounds else planned
+        setting = "requested round" if header.server_round > rounds else planned
         # The final result is pushed as if for one more round.
         beyond = 1 if header.kind == "push" else 0
         # A server may ask for more rounds than it announced; the number in the header counts.
-        found["max_rounds"] = (asked, max(rounds, header.server_round - beyond))
-    return found
+        requested["max_rounds"] = (setting, max(rounds, header.server_round - beyond))
+    return requested
 
 
 def runs_answered(site: Site) -> set[str]:

@@ -68,17 +68,17 @@ def answer_once(
     # Hold the lock during the whole work, so that a repeated request waits for the first one.
     with state.locked():
         # Everything that the answer depends on, apart from the data itself.
-        asked = _asked(site, request, rests_on(state))
+        request_sha256 = _asked(site, request, rests_on(state))
         saved = state.load(header.server_round, header.kind)
-        _require_new(state, header, asked, saved)
+        _require_new(state, header, request_sha256, saved)
         if saved is None:
             require_ready(state)
             # Record the request before the work starts: a failure may depend on the data and counts
             # as an answer.
-            _note(state, header, asked)
+            _note(state, header, request_sha256)
             report = work(state).model_dump()
             # The report is stored with the request, so a repetition is answered without the data.
-            saved = {"asked": asked, "order": request.fields, "report": report}
+            saved = {"asked": request_sha256, "order": request.fields, "report": report}
             state.save(header.server_round, header.kind, saved)
         # Replies of rounds before are not asked for again.
         state.collect_garbage(header.server_round)
@@ -126,10 +126,10 @@ def _asked(site: Site, request: MessageBody, rests_on: Mapping[str, Any]) -> str
 
 
 def _require_new(
-    state: PrivateState, header: Header, asked: str, saved: Mapping[str, Any] | None
+    state: PrivateState, header: Header, request_sha256: str, saved: Mapping[str, Any] | None
 ) -> None:
     # The same request again.
-    if saved is not None and saved["asked"] == asked:
+    if saved is not None and saved["asked"] == request_sha256:
         return
     kind = header.kind
     number = header.server_round
@@ -141,17 +141,17 @@ def _require_new(
         )
     once_in_a_run = kind in ONCE_IN_A_RUN
     # Requests of this round, or of the whole run for an evaluation.
-    known = {one for place, one in answered.items() if once_in_a_run or place == number}
-    if known - {asked} or saved is not None:
+    earlier = {digest for place, digest in answered.items() if once_in_a_run or place == number}
+    if earlier - {request_sha256} or saved is not None:
         place = "this run" if once_in_a_run else f"round {number}"
         raise InputError(
             f"{kind}: this client answered another request of {place}; start a new run"
         )
 
 
-def _note(state: PrivateState, header: Header, asked: str) -> None:
+def _note(state: PrivateState, header: Header, request_sha256: str) -> None:
     # Sorted for a stable document.
-    answered = _answered(state, header.kind) | {header.server_round: asked}
+    answered = _answered(state, header.kind) | {header.server_round: request_sha256}
     rounds = {str(number): order for number, order in sorted(answered.items())}
     state.save_lasting(ANSWERED, (state.load_lasting(ANSWERED) or {}) | {header.kind: rounds})
 

@@ -46,10 +46,10 @@ def answer_from_samples(
         store = state.blobs(header.server_round)
         # Each blob is stored before the next one is computed.
         hashes = [store.put(blob) for blob in blobs(samples)]
-        found: Report = report(
+        answer: Report = report(
             seconds=time.monotonic() - started, blob_sha256=hashes, **fields(samples)
         )
-        return found
+        return answer
 
     return answer_once(site, request, work)
 
@@ -63,10 +63,10 @@ def evaluate_edits(site: Site, request: MessageBody, edits: BlobEdits) -> Evalua
     # The contract of the round's ``train``, whose reply is evaluated.
     train = header.model_copy(update={"kind": "train"})
     contract = plain_contract(MessageBody(train), lambda: site.model.plan, site.settings)
-    own = site.state(header).blobs(header.server_round)
+    store = site.state(header).blobs(header.server_round)
     hashes = stored_reply(site, header, "reply")["report"]["blob_sha256"]
     keys = chain.from_iterable(contract.parts)
-    sent = {key: own.get(blob) for key, blob in zip(keys, hashes, strict=True)}
+    sent = {key: store.get(blob) for key, blob in zip(keys, hashes, strict=True)}
 
     return prepare_evaluation(
         site,

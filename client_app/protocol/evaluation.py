@@ -55,11 +55,11 @@ def require_many_at_a_site(site: Site, request: MessageBody) -> None:
     if site.node.simulated:
         return
     texts = validate(Texts, request.fields)
-    most = site.node.most("max_samples")
+    max_samples = site.node.most("max_samples")
     require_many(texts)
-    if most is not None and sum(texts.num_samples) > most:
+    if max_samples is not None and sum(texts.num_samples) > max_samples:
         raise InputError(
-            f"max-samples = {most}: the public texts of evaluation.texts have"
+            f"max-samples = {max_samples}: the public texts of evaluation.texts have"
             f" {sum(texts.num_samples)} samples; lower evaluation.max-samples, or have the site's"
             " owner change --node-config"
         )
@@ -79,11 +79,15 @@ def evaluate_once(site: Site, request: MessageBody, evaluation: Evaluation) -> M
     def results(state: PrivateState) -> Mapping[str, object]:
         """Return the hashes of the results that are evaluated."""
         # The stored answer itself is not an input of it.
-        own = state.documents(number)
-        own.pop(request.header.kind, None)
+        documents = state.documents(number)
+        documents.pop(request.header.kind, None)
         # The final result is pushed as if for one more round.
         # The evaluation rests on everything that this round stored and the server pushed.
-        return {"own": own, "pushed": state.documents(number + 1), "model": state.model_documents()}
+        return {
+            "own": documents,
+            "pushed": state.documents(number + 1),
+            "model": state.model_documents(),
+        }
 
     return answer_once(site, request, lambda _: evaluation(), results)
 
@@ -123,12 +127,12 @@ def prepare_evaluation(
             samples = held_out_samples(
                 site.settings, site.node, site.model.encode, request.header.client
             )
-            own = [
+            own_losses = [
                 # A limit on each loss bounds what a single sequence can reveal.
                 _losses(site, {"": samples}, models[name], OWN_LOSS_LIMIT)[""]
                 for name in OWN_TEXT_MODELS
             ]
-            report.own_losses = [round(loss, LOSS_DIGITS) for loss in own]
+            report.own_losses = [round(loss, LOSS_DIGITS) for loss in own_losses]
         report.seconds = time.monotonic() - started
         return report
 
@@ -160,17 +164,17 @@ def require_own_data(site: Site, header: Header) -> None:
 
 def _own_items(site: Site, header: Header) -> ScoredItems:
     """Return the held-out items; only this node's log says how many were truncated."""
-    own = held_out_items(site.settings, site.node, site.model, header.client)
-    if own.cut:
+    items = held_out_items(site.settings, site.node, site.model, header.client)
+    if items.cut:
         logging.getLogger("espalier").warning(
-            "%d of %d own test items are too long and were cut", len(own.cut), len(own)
+            "%d of %d own test items are too long and were cut", len(items.cut), len(items)
         )
-    return own
+    return items
 
 
 def _require_that_model_takes(site: Site, items: ScoredItems, classes: bool) -> None:
     """Refuse a public item that is longer than the model by the site's ``config.json`` accepts."""
-    longest = max(len(one.token_ids) for one in items.requests)
+    longest = max(len(request.token_ids) for request in items.requests)
     positions = site.model.num_positions
     # An encoder reads every token; a decoder needs no position for the last one.
     if positions is not None and longest - (not classes) > positions:
@@ -214,9 +218,9 @@ def prepare_task_evaluation(
             ]
         # 2. Own items: all models, but only the loss leaves.
         if request.fields["own_text"]:
-            own = _own_items(site, request.header)
+            scored = _own_items(site, request.header)
             for name in OWN_TEXT_MODELS:
-                loss = score(model_of(name), own, classes, size, device, OWN_LOSS_LIMIT)["loss"]
+                loss = score(model_of(name), scored, classes, size, device, OWN_LOSS_LIMIT)["loss"]
                 report.own_losses.append(round(loss, LOSS_DIGITS))
         report.seconds = time.monotonic() - started
         return report

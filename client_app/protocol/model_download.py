@@ -45,11 +45,11 @@ def take_offer(site: Site, request: MessageBody) -> MessageBody:
             return reply_to(request, Lacking(pieces=[]))
         # Files that are not sound are of no use; pieces may be.
         kept.remove_files()
-        lacking = kept.lacking(manifest)
+        missing = kept.lacking(manifest)
         # All pieces are there from an interrupted attempt.
-        if not lacking:
+        if not missing:
             kept.put_together(manifest)
-    return reply_to(request, Lacking(pieces=lacking))
+    return reply_to(request, Lacking(pieces=missing))
 
 
 def take_piece(site: Site, request: MessageBody) -> MessageBody:
@@ -83,6 +83,6 @@ def take_piece(site: Site, request: MessageBody) -> MessageBody:
                 kept.store.keep_only(manifest.piece_sha256)
             kept.store.put(data)
             # Damage is detected when the pieces are read.
-            if all(kept.store.has(one) for one in manifest.piece_sha256):
+            if all(kept.store.has(digest) for digest in manifest.piece_sha256):
                 kept.put_together(manifest)
     return reply_to(request, NoFields())

@@ -36,12 +36,12 @@ def pushed_parts(
         state.load(header.server_round, _name(part)) for part in range(first, first + num_parts)
     ]
     # All parts are needed; a part without content has a document too.
-    if (found := [part for part in parts if part is not None]) != parts:
+    if (pushed := [part for part in parts if part is not None]) != parts:
         raise InputError(
-            f"{header.kind}: {len(found)} of {num_parts} parts of the federated result were pushed"
+            f"{header.kind}: {len(pushed)} of {num_parts} parts of the federated result were pushed"
         )
-    hashes = {key: blob for part in found for key, blob in part["blobs"].items()}
-    return state.blobs(header.server_round), hashes, [part["fields"] for part in found]
+    hashes = {key: blob for part in pushed for key, blob in part["blobs"].items()}
+    return state.blobs(header.server_round), hashes, [part["fields"] for part in pushed]
 
 
 def pushed_blobs(site: Site, header: Header, num_parts: int) -> dict[str, bytes]:

@@ -239,20 +239,20 @@ def _answer_step(
     server_round = request.header.server_round
     kind = request.header.kind
     fields = {name: value for name, value in request.fields.items() if name not in leaves_out}
-    asked = sha256(json.dumps(sorted(fields.items())).encode())
+    request_sha256 = sha256(json.dumps(sorted(fields.items())).encode())
     with state.locked():
         kept = session_of(state, server_round, request.fields["session"], kind)
-        known = kept.get(kind)
-        if known is not None:
+        previous = kept.get(kind)
+        if previous is not None:
             # A second answer of the same step could reveal a secret.
-            if known["asked"] != asked:
+            if previous["asked"] != request_sha256:
                 raise InputError(f"{kind}: this client answered another request of this session")
-            return validate(answer, known["answer"])
+            return validate(answer, previous["answer"])
         if "unmask" in kept or (after and after not in kept):
             # Steps have an order, and nothing is answered after ``unmask``.
             raise InputError(f"{kind}: arrived out of order in this session")
-        found = work(kept)
-        kept[kind] = {"asked": asked, "answer": found.model_dump()}
+        reply = work(kept)
+        kept[kind] = {"asked": request_sha256, "answer": reply.model_dump()}
         if kind == "unmask":
             # First this record: a crash between the two writes must not allow another session.
             rounds = sorted({*_unmasked(state), server_round})
@@ -261,7 +261,7 @@ def _answer_step(
             needed = ("session", "advertised", "sites", "confirm", "unmask")
             kept = {name: kept[name] for name in needed}
         state.save(server_round, DOCUMENT, kept)
-        return found
+        return reply
 
 
 def session_of(state: PrivateState, server_round: int, number: str, kind: str) -> dict[str, Any]:
@@ -290,7 +290,7 @@ def _masked_part(site: Site, request: MessageBody) -> dict[str, bytes]:
     # Every summand has its own range of the mask's key stream.
     places = places_in_mask(specs)
     pairs = party.pair_keys()
-    own = party.own_key()
+    own_key = party.own_key()
     summands = PlainReply(site, header)
     blobs = {}
     # One blob of the plain reply in memory at a time.
@@ -300,7 +300,7 @@ def _masked_part(site: Site, request: MessageBody) -> dict[str, bytes]:
             spec = specs[key][name]
             packed[name] = pack(numbers, spec)
             # Own mask, plus and minus the common masks, modulo 2^bits.
-            mask_summand(packed[name], spec, places[key, name], party.client, own, pairs)
+            mask_summand(packed[name], spec, places[key, name], party.client, own_key, pairs)
         blobs[key] = pack_tensors(packed)
     return blobs
 
@@ -315,9 +315,9 @@ class PlainReply:
         self.report: dict[str, Any] = kept["report"]
         """Fields of the plain report."""
         self._store = site.state(header).blobs(header.server_round)
-        asked = MessageBody(train, kept["order"])
+        request = MessageBody(train, kept["order"])
         # The plain contract, whose blobs the stored reply has.
-        contract = plain_contract(asked, lambda: site.model.plan, site.settings)
+        contract = plain_contract(request, lambda: site.model.plan, site.settings)
         keys = chain.from_iterable(contract.parts)
         self._hashes = dict(zip(keys, self.report["blob_sha256"], strict=True))
         convert: ToSummands = part(METHODS[site.settings.method].to_summands)
@@ -342,8 +342,8 @@ def _require_own_entry(
     """Raise InputError if the list has other keys for this client than its own."""
     # A server that replaces this client's keys could read what others encrypt for it.
     place = order.clients.index(header.client)
-    found = (order.sites[place], order.mask_keys[place], order.share_keys[place])
-    if found != (site.name, advertised["mask_key"], advertised["share_key"]):
+    listed = (order.sites[place], order.mask_keys[place], order.share_keys[place])
+    if listed != (site.name, advertised["mask_key"], advertised["share_key"]):
         raise InputError("shares: the server lists other keys for this client than its own")
 
 
@@ -398,13 +398,13 @@ def _require_known_sites(site: Site, header: Header, order: ShareOrder) -> None:
                 flush=True,
             )
         return
-    known = public_keys(site.node.peer_keys, "peer-keys")
+    peer_keys = public_keys(site.node.peer_keys, "peer-keys")
     for place, client in enumerate(order.clients):
         name = order.sites[place]
         # Its own keys were compared before.
         if client == header.client:
             continue
-        if name not in known:
+        if name not in peer_keys:
             raise InputError(
                 f"shares: no key of site {name} is in this site's peer-keys; its owner must put"
                 f" {name}.key.pub there"
@@ -412,5 +412,5 @@ def _require_known_sites(site: Site, header: Header, order: ShareOrder) -> None:
         keys = [order.mask_keys[place], order.share_keys[place]]
         # The signature covers run, round, session and client, so old keys cannot be replayed.
         text = key_statement(header.lineage, header.server_round, order.session, client, name, keys)
-        if not is_signed(known[name], text, order.signatures[place]):
+        if not is_signed(peer_keys[name], text, order.signatures[place]):
             raise InputError(f"shares: the keys of site {name} are not signed with its key")

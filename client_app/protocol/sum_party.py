@@ -190,12 +190,12 @@ class Party:
         A share is empty if that of the neighbour was unreadable.
         """
         # The own shares are held like those of the neighbours.
-        held = {**self.kept["received"], str(self.client): self.kept["own_shares"]}
+        shares = {**self.kept["received"], str(self.client): self.kept["own_shares"]}
         nothing = ("", "")
         return Unmask(
             own_seed=self._secret("own").hex(),
-            seeds=[held.get(str(other), nothing)[0] for other in order.seeds_of],
-            keys=[held.get(str(other), nothing)[1] for other in order.keys_of],
+            seeds=[shares.get(str(other), nothing)[0] for other in order.seeds_of],
+            keys=[shares.get(str(other), nothing)[1] for other in order.keys_of],
         )
 
     def _secret(self, name: str) -> bytes:

@@ -26,7 +26,7 @@ def of_input_sums(blob: PlainBlob) -> Mapping[str, Numbers]:
 def of_scores(blob: PlainBlob) -> Mapping[str, Numbers]:
     """Return the scores of a block's groups in fixed point, clipped (LLM-Pruner)."""
     scale = score_scale(blob.run)
-    return {name: scale.integers(own) for name, own in blob.tensors().items()}
+    return {name: scale.integers(values) for name, values in blob.tensors().items()}
 
 
 def of_moments(blob: PlainBlob) -> Mapping[str, Numbers]:

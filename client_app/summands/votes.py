@@ -32,24 +32,24 @@ def of_kept(blob: PlainBlob) -> Mapping[str, Numbers]:
 def _votes(blob: PlainBlob) -> dict[str, Numbers]:
     """Return the votes to prune each weight, 0 or 1, by tensor name: (num_weights,) uint64."""
     masks = blob.tensors()
-    found = {}
+    votes = {}
     for linear in blob.block.linears:
         prune_mask = unpack(masks[mask_name(linear.name)], (linear.num_weights,))
-        found[votes_name(linear.name)] = prune_mask.astype(np.uint64)
-    return found
+        votes[votes_name(linear.name)] = prune_mask.astype(np.uint64)
+    return votes
 
 
 def _kept(blob: PlainBlob) -> dict[str, Numbers]:
     """Return the kept weights of a block in fixed point, with zeros at pruned places."""
     tensors = blob.tensors()
-    found = {}
+    kept_weights = {}
     for linear in blob.block.linears:
         keep = ~unpack(tensors[mask_name(linear.name)], (linear.num_weights,))
         kept = tensors[kept_name(linear.name)]
         if linear.dtype == "BF16":
             # NumPy has no bfloat16, whose bits are the upper half of a float32.
             kept = (kept.astype(np.uint32) << np.uint32(16)).view(np.float32)
-        whole = np.zeros(linear.num_weights, np.uint64)
-        whole[keep] = kept_scale(linear).integers(kept)
-        found[kept_name(linear.name)] = whole
-    return found
+        numbers = np.zeros(linear.num_weights, np.uint64)
+        numbers[keep] = kept_scale(linear).integers(kept)
+        kept_weights[kept_name(linear.name)] = numbers
+    return kept_weights

@@ -110,8 +110,8 @@ def searched(scores: Tensor, costs: Tensor, pools: Tensor, kinds: Tensor, target
     spent = []
     lost = []
     for kind in (0, 1):
-        of_kind = (free & (kinds == kind)).nonzero().squeeze(1)
-        order = of_kind[torch.sort(scores[of_kind], stable=True).indices]
+        candidates = (free & (kinds == kind)).nonzero().squeeze(1)
+        order = candidates[torch.sort(scores[candidates], stable=True).indices]
         orders.append(order)
         # Entry n is the sum over the n lowest groups of this kind, n from 0.
         spent.append(torch.cat([costs.new_zeros(1), costs[order].cumsum(0)]))

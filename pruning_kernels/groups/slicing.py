@@ -75,9 +75,9 @@ def kept_share(moments: Tensor, basis: Tensor) -> float:
     The energy is the sum of squared lengths.
     """
     exact = moments.to("cpu", torch.float64)
-    whole = exact.trace()
+    total = exact.trace()
     # trace(Q^T M Q), without the product for all pairs of columns.
-    return min(1.0, float(((exact @ basis) * basis).sum() / whole)) if whole > 0 else 1.0
+    return min(1.0, float(((exact @ basis) * basis).sum() / total)) if total > 0 else 1.0
 
 
 def sliced_reader(weight: Tensor, basis: Tensor, scale: Tensor | float = 1.0) -> Tensor:

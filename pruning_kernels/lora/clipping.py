@@ -42,9 +42,9 @@ def clip_factors(sizes: Mapping[int, float], max_ratio: float) -> dict[int, floa
     """
     if len(sizes) < MIN_CLIENTS:
         return dict.fromkeys(sizes, 1.0)
-    most = max_ratio * median_low(sizes.values())
-    # ``size > most`` with a limit of 0 gives the factor 0.
-    return {client: most / size if size > most else 1.0 for client, size in sizes.items()}
+    limit = max_ratio * median_low(sizes.values())
+    # ``size > limit`` with a limit of 0 gives the factor 0.
+    return {client: limit / size if size > limit else 1.0 for client, size in sizes.items()}
 
 
 def distances_from_others(gram: Tensor) -> list[float]:
@@ -53,12 +53,12 @@ def distances_from_others(gram: Tensor) -> list[float]:
     ``gram``, (clients, clients), float64, has the inner products of at least two clients' changes.
     """
     others = len(gram) - 1
-    own = gram.diagonal()
+    squared_norms = gram.diagonal()
     with_all = gram.sum(dim=1)
     # Squared norm of the sum of the others: all pairs, without the pairs with the client itself.
-    of_others = gram.sum() - 2 * with_all + own
+    others_squared = gram.sum() - 2 * with_all + squared_norms
     # The squared distance |a - b|^2, expanded to inner products, with b the mean of the others.
-    squares = own - 2 * (with_all - own) / others + of_others / others**2
+    squares = squared_norms - 2 * (with_all - squared_norms) / others + others_squared / others**2
     # Rounding can make a squared distance of almost equal changes negative.
     return squares.clamp(min=0).sqrt().tolist()
 
@@ -76,8 +76,8 @@ def clip_rows(changes: Sequence[Tensor], max_ratio: float) -> list[Tensor]:
         return list(torch.ones_like(sizes))
     # Of an even number of clients, torch takes the lower of the two in the middle.
     typical = sizes.median(dim=0).values
-    most = max_ratio * typical.clamp(min=FLOOR * float(typical.median()))
-    return list(torch.where(sizes > most, most / sizes, 1.0))
+    limit = max_ratio * typical.clamp(min=FLOOR * float(typical.median()))
+    return list(torch.where(sizes > limit, limit / sizes, 1.0))
 
 
 def within_ratio(numbers: Tensor, max_ratio: float) -> Tensor:

@@ -192,6 +192,6 @@ def relative_weights(weights: Sequence[float]) -> list[float]:
 
 def _spread(kept: Tensor, covered: Tensor) -> Tensor:
     """Return a matrix with the given rows where ``covered`` is True, and zeros elsewhere."""
-    whole = kept.new_zeros((len(covered), kept.shape[1]))
-    whole[covered] = kept
-    return whole
+    padded = kept.new_zeros((len(covered), kept.shape[1]))
+    padded[covered] = kept
+    return padded

@@ -201,8 +201,8 @@ def comparable(terms: Mapping[int, Terms]) -> dict[int, float]:
     """
     totals = dict.fromkeys(terms, 0.0)
     for values in (
-        {key: own.taylor for key, own in terms.items()},
-        {key: own.spectral for key, own in terms.items()},
+        {key: term.taylor for key, term in terms.items()},
+        {key: term.spectral for key, term in terms.items()},
     ):
         # The sum of sorted values does not depend on the order of the devices.
         mean = sum(sorted(value / len(values) for value in values.values()))

@@ -43,10 +43,10 @@ def holder_mean(
     b = as_float64(before.b).clone()
     a = as_float64(before.a).clone()
     for rank in range(before.rank):
-        held = _shares_of_rank(ranks, weights, rank)
-        if held:
-            b[:, rank] = sum(weight * as_float64(clients[i].b)[:, rank] for i, weight in held)
-            a[rank] = sum(weight * as_float64(clients[i].a)[rank] for i, weight in held)
+        holders = _shares_of_rank(ranks, weights, rank)
+        if holders:
+            b[:, rank] = sum(weight * as_float64(clients[i].b)[:, rank] for i, weight in holders)
+            a[rank] = sum(weight * as_float64(clients[i].a)[rank] for i, weight in holders)
     return Factors(as_float32(b), as_float32(a), before.scaling)
 
 
@@ -66,13 +66,13 @@ def holder_update_mean(
     left: list[Tensor] = []
     right: list[Tensor] = []
     for rank in range(before.rank):
-        held = _shares_of_rank(ranks, weights, rank)
+        holders = _shares_of_rank(ranks, weights, rank)
         # Without holders the rank keeps its last product.
-        if not held:
+        if not holders:
             # The scaling goes into the left factors, because ``refactorise`` divides by it.
             left.append(before.scaling * as_float64(before.b)[:, rank])
             right.append(as_float64(before.a)[rank])
-        for i, weight in held:
+        for i, weight in holders:
             left.append(before.scaling * weight * as_float64(clients[i].b)[:, rank])
             right.append(as_float64(clients[i].a)[rank])
     return refactorise(torch.stack(left, dim=1), torch.stack(right), before.rank, before.scaling)
@@ -100,8 +100,12 @@ def _shares_of_rank(
     ranks: Sequence[int], weights: Sequence[float], rank: int
 ) -> list[tuple[int, float]]:
     """Return the place and the relative weight of each client that holds a rank."""
-    # ``own > rank``: ranks count from 0.
-    holders = [place for place, own in enumerate(ranks) if own > rank and weights[place] > 0]
+    # ``client_rank > rank``: ranks count from 0.
+    holders = [
+        place
+        for place, client_rank in enumerate(ranks)
+        if client_rank > rank and weights[place] > 0
+    ]
     if not holders:
         return []
     relative = relative_weights([weights[place] for place in holders])

@@ -134,25 +134,25 @@ def threshold_of(keys: Keys, quota: int, scratch: Keys) -> tuple[int, int]:
         histogram[key >> np.uint32(LEVELS[0][0])] += 1
     prefix, before = _digit_of(histogram, 0, quota)
     # 2. Only the keys with this digit are searched again.
-    found = 0
+    num_keys = 0
     for key in keys:
         if key >> np.uint32(LEVELS[0][0]) == prefix:
-            scratch[found] = key
-            found += 1
+            scratch[num_keys] = key
+            num_keys += 1
     # 3. The same for the lower digits; the range shrinks with each.
     for shift, width in LEVELS[1:]:
         low = np.uint32((1 << width) - 1)
         histogram[:] = 0
-        for place in range(found):
+        for place in range(num_keys):
             histogram[scratch[place] >> np.uint32(shift) & low] += 1
         digit, before = _digit_of(histogram, before, quota)
         prefix = prefix << width | digit
         kept = 0
-        for place in range(found):
+        for place in range(num_keys):
             if scratch[place] >> np.uint32(shift) & low == digit:
                 scratch[kept] = scratch[place]
                 kept += 1
-        found = kept
+        num_keys = kept
     return prefix, quota - before
 
 
@@ -320,7 +320,7 @@ def prune_layer(
     aside = np.empty(starts[-1], np.uint32)
     places = np.empty(starts[-1], np.int64)
     for thread in prange(threads):
-        found = starts[thread]
+        position = starts[thread]
         keys = np.empty(columns, np.uint32)
         for row in range(rows * thread // threads, rows * (thread + 1) // threads):
             # Keys are computed again, because storing them would need as much memory as the scores.
@@ -329,16 +329,16 @@ def prune_layer(
                 upper = int(keys[column] >> np.uint32(16))
                 prune_mask[row, column] = upper < digit
                 if upper == digit:
-                    aside[found] = keys[column]
-                    places[found] = row * columns + column
-                    found += 1
+                    aside[position] = keys[column]
+                    places[position] = row * columns + column
+                    position += 1
     # Only the keys of one bin are left; those below it are pruned already.
     threshold, ties = threshold_of(aside, quota - before, np.empty_like(aside))
-    for found in range(len(aside)):
-        chosen = aside[found] < threshold
-        if aside[found] == threshold and ties > 0:
+    for position in range(len(aside)):
+        chosen = aside[position] < threshold
+        if aside[position] == threshold and ties > 0:
             ties -= 1
             chosen = True
         if chosen:
-            prune_mask[places[found] // columns, places[found] % columns] = True
+            prune_mask[places[position] // columns, places[position] % columns] = True
     return failed.any()

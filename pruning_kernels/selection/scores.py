@@ -70,7 +70,7 @@ def ria_sums(weight: Tensor) -> RiaSums:
     finally:
         torch.set_num_threads(threads)
     rows, columns = (
-        torch.where(found == 0, torch.inf, found.to(torch.float32)) for found in (rows, columns)
+        torch.where(sums == 0, torch.inf, sums.to(torch.float32)) for sums in (rows, columns)
     )
     return RiaSums(rows, columns)
 

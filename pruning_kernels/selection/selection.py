@@ -116,7 +116,7 @@ def _select_compiled(
     prune_mask = np.empty(tuple(scores.shape), np.bool_)
     # numba needs arrays of one type; an empty one stands for None.
     nothing = torch.empty(0)
-    given = [
+    arrays = [
         tensor.detach().contiguous().numpy()
         for tensor in (
             scores,
@@ -127,12 +127,12 @@ def _select_compiled(
     ]
     threads = use_threads_of_torch()
     if (pattern := parse_pattern(group)) is not None:
-        unordered = lowest_scores.prune_pattern(*given, pattern[1], quota, threads, prune_mask)
+        unordered = lowest_scores.prune_pattern(*arrays, pattern[1], quota, threads, prune_mask)
     else:
         kernel = {
             "layer": lowest_scores.prune_layer,
             "row": lowest_scores.prune_rows,
             "column": lowest_scores.prune_columns,
         }[group]
-        unordered = kernel(*given, quota, threads, prune_mask)
+        unordered = kernel(*arrays, quota, threads, prune_mask)
     return torch.from_numpy(prune_mask), bool(unordered)

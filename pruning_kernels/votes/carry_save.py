@@ -180,19 +180,19 @@ def count_votes(masks: NDArray[np.uint64], planes: Planes) -> None:
     cache (``bitmask.stack_of_masks``).
     """
     voters, words = masks.shape
-    whole = words // LINE_WORDS * LINE_WORDS
+    whole_words = words // LINE_WORDS * LINE_WORDS
     # Non-temporal stores of a whole vector need aligned places.
     in_lines = all(
         place % (8 * LINE_WORDS) == 0 for place in (planes.ctypes.data, *planes.strides[:-1])
     )
-    _count(masks[:, :whole], planes[:, :whole], in_lines)
-    if whole < words:
+    _count(masks[:, :whole_words], planes[:, :whole_words], in_lines)
+    if whole_words < words:
         # The kernel counts whole lines, so the last words are padded to one.
         tail = stack_of_masks(voters, LINE_WORDS)
-        tail[:, : words - whole], tail[:, words - whole :] = masks[:, whole:], 0
+        tail[:, : words - whole_words], tail[:, words - whole_words :] = masks[:, whole_words:], 0
         counted = stack_of_masks(len(planes), LINE_WORDS)
         _count(tail, counted, False)
-        planes[:, whole:] = counted[:, : words - whole]
+        planes[:, whole_words:] = counted[:, : words - whole_words]
 
 
 @compiled(parallel=True)

@@ -37,14 +37,14 @@ class DeviceVotes(VoteCounter):
 
     def _count(self, masks: NDArray[np.uint64], first: int) -> None:
         # The rows of a stack of masks are padded; a transfer needs contiguous memory.
-        given = torch.from_numpy(np.ascontiguousarray(masks).view(np.int64)).to(self._device)
+        words = torch.from_numpy(np.ascontiguousarray(masks).view(np.int64)).to(self._device)
         stretch = self.planes[:, first : first + masks.shape[1]]
         if stretch.device.type == "cpu":
-            count_one_by_one(given, stretch)
+            count_one_by_one(words, stretch)
         else:
             from pruning_kernels.votes.vote_planes_cuda import count_votes
 
-            count_votes(given, stretch)
+            count_votes(words, stretch)
 
     def _set_plane(self, bit: int, words: Words) -> None:
         self.planes[bit] = torch.from_numpy(words.view(np.int64))

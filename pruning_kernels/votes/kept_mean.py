@@ -116,9 +116,9 @@ class SummedMean(KeptMean):
     def mean(self, aggregation: Aggregation = "l0") -> NDArray[np.float32]:
         """Return the mean, float32, shaped like the matrix, rounded once."""
         divisor = self._keepers if aggregation == "l0" else np.int64(self._num_clients)
-        found = np.zeros(self._sum.shape)
-        np.divide(self._sum, divisor, out=found, where=self._keepers > 0)
-        return found.astype(np.float32).reshape(self.shape)
+        mean = np.zeros(self._sum.shape)
+        np.divide(self._sum, divisor, out=mean, where=self._keepers > 0)
+        return mean.astype(np.float32).reshape(self.shape)
 
 
 class DeviceMean(KeptMean):
@@ -145,5 +145,5 @@ class DeviceMean(KeptMean):
         if aggregation == "mean":
             # CUDA multiplies by the reciprocal of a Python number; it divides by a tensor.
             divisor = torch.tensor(float(np.float32(self._weight)), device=self._device)
-        found = torch.where(self._keepers > 0, self._sums / divisor, 0.0)
-        return found.cpu().numpy().reshape(self.shape)
+        mean = torch.where(self._keepers > 0, self._sums / divisor, 0.0)
+        return mean.cpu().numpy().reshape(self.shape)

@@ -91,14 +91,14 @@ def _guess(planes: Planes, share: float) -> int:
     quota = share * sample[0].size * 64
     # Determine the threshold bit by bit, from the highest plane down.
     for plane in range(len(planes) - 1, -1, -1):
-        found = tied & sample[plane]
-        number = int(np.bitwise_count(found).sum())
+        reaching = tied & sample[plane]
+        number = int(np.bitwise_count(reaching).sum())
         if number >= quota:
             votes = votes | 1 << plane
-            tied = found
+            tied = reaching
         else:
             quota = quota - number
-            tied = tied ^ found
+            tied = tied ^ reaching
     return votes
 
 
@@ -215,14 +215,14 @@ def _set_aside(
     # 16-bit sizes are moved up, because ``threshold_of`` begins with the highest bits.
     up = 32 - 8 * sizes.itemsize
     for part in prange(len(parts) - 1):
-        found = starts[part]
+        position = starts[part]
         for word in range(parts[part], parts[part + 1]):
             rest = tied[word]
             while rest:
-                places[found] = word * 64 + np.int64(lowest_bit(rest))
+                places[position] = word * 64 + np.int64(lowest_bit(rest))
                 # Clears the lowest set bit.
                 rest &= rest - ONE
-                found += 1
+                position += 1
         for tie in range(starts[part], starts[part + 1]):
             keys[tie] = (np.int64(sizes[places[tie]]) & low) << up
 
@@ -263,7 +263,7 @@ def _prune_below(
     low = lower_bits(sizes)
     below = (1 << shift) - 1
     for part in prange(len(parts) - 1):
-        found = starts[part]
+        position = starts[part]
         for word in range(parts[part], parts[part + 1]):
             rest = tied[word]
             while rest:
@@ -275,22 +275,22 @@ def _prune_below(
                 if size >> shift < digit:
                     pruned[word] |= ONE << lowest
                 elif size >> shift == digit:
-                    places[found] = place
-                    keys[found] = size & below
-                    found += 1
+                    places[position] = place
+                    keys[position] = size & below
+                    position += 1
 
 
 @compiled()
 def _prune_rest(pruned: Words, places: Places, keys: Keys, quota: int) -> None:
     """Prune the ``quota`` smallest of some weights."""
     threshold, ties = threshold_of(keys, quota, np.empty_like(keys))
-    for found in range(len(keys)):
+    for position in range(len(keys)):
         # Arithmetic instead of a branch, which would be mispredicted half of the time.
-        chosen = np.uint64(keys[found] < threshold)
-        if keys[found] == threshold and ties > 0:
+        chosen = np.uint64(keys[position] < threshold)
+        if keys[position] == threshold and ties > 0:
             chosen = ONE
             ties -= 1
-        pruned[places[found] >> 6] |= chosen << np.uint64(places[found] & 63)
+        pruned[places[position] >> 6] |= chosen << np.uint64(places[position] & 63)
 
 
 @compiled()
@@ -418,18 +418,18 @@ def _prune_smallest_in_row(
 ) -> None:
     """Prune the smallest of the tied weights of a row; its bits begin at word ``first``."""
     low = lower_bits(sizes)
-    found = 0
+    num_keys = 0
     for word in range(len(tied)):
         rest = tied[word]
         while rest:
             place = word * 64 + int(lowest_bit(rest))
             rest &= rest - ONE
             # Size first, then index: all keys differ, and ties go to the lower index.
-            keys[found] = (np.int64(sizes[first * 64 + place]) & low) << 32 | place
-            found += 1
+            keys[num_keys] = (np.int64(sizes[first * 64 + place]) & low) << 32 | place
+            num_keys += 1
     # Exactly ``quota`` keys are at most ``last``.
-    last = nth_lowest(keys[:found], quota - 1)
-    for key in keys[:found]:
+    last = nth_lowest(keys[:num_keys], quota - 1)
+    for key in keys[:num_keys]:
         if key <= last:
             place = int(key & np.uint64(0xFFFFFFFF))
             pruned[first + (place >> 6)] |= ONE << np.uint64(place & 63)
@@ -636,7 +636,7 @@ def _prune_tied(
     for column in range(WIDTH):
         starts[column + 1] = starts[column] + numbers[column]
     keys = np.empty(starts[-1], np.uint64)
-    found = starts[:-1].copy()
+    positions = starts[:-1].copy()
     for row in range(len(tied)):
         for word in range(LINE_WORDS):
             rest = tied[row, word]
@@ -645,14 +645,14 @@ def _prune_tied(
                 rest &= rest - ONE
                 size = np.int64(sizes[row * columns + first + column]) & low if len(sizes) else 0
                 # Size first, then row: all keys of a column differ.
-                keys[found[column]] = size << 32 | row
-                found[column] += 1
+                keys[positions[column]] = size << 32 | row
+                positions[column] += 1
     for column in range(min(WIDTH, columns - first)):
         if missing[column] == 0:
             continue
-        of_column = keys[starts[column] : starts[column + 1]]
-        last = nth_lowest(of_column, missing[column] - 1)
-        for key in of_column:
+        column_keys = keys[starts[column] : starts[column + 1]]
+        last = nth_lowest(column_keys, missing[column] - 1)
+        for key in column_keys:
             if key <= last:
                 pruned[int(key & np.uint64(0xFFFFFFFF)), column >> 6] |= ONE << np.uint64(
                     column & 63

@@ -37,16 +37,16 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
         The server can build these models because it knows all cuts. ``seconds`` is the time of all
         rounds so far.
         """
-        of_cuts: dict[bytes, dict[str, float | None]] = {}
+        figures_by_cut: dict[bytes, dict[str, float | None]] = {}
         # Devices with the same cut have the same model, so it is evaluated once.
         for client in clients:
             bits = result.bits(client)
-            if bits not in of_cuts:
-                of_cuts[bits] = self._figures_of(result, client)
-        own = {client: of_cuts[result.bits(client)] for client in clients}
+            if bits not in figures_by_cut:
+                figures_by_cut[bits] = self._figures_of(result, client)
+        client_figures = {client: figures_by_cut[result.bits(client)] for client in clients}
         figures = {
-            name: {str(client): found[name] for client, found in own.items()}
-            for name in next(iter(own.values()))
+            name: {str(client): values[name] for client, values in client_figures.items()}
+            for name in next(iter(client_figures.values()))
         }
         return {
             "scores" if self.tests.encoded else "perplexity": figures,
@@ -89,7 +89,9 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
         target = path / "adapter"
         card = adapter_card(run.settings, run.model, self.summary.report)
         export_adapter(run.model, result.adapters, result.tensors, target, card)
-        ranks = {client: own.rank for note in result.rounds for client, own in note.devices.items()}
+        ranks = {
+            client: device.rank for note in result.rounds for client, device in note.devices.items()
+        }
         for client in sorted(self.summary.roster.seats):
             write_json(
                 path / "structures" / f"client-{client:04d}.json",
@@ -112,9 +114,9 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
     def _note_who_has_cut_less(self, result: RefinedResult) -> None:
         """Add a note on devices that missed the pruning ratio, which a bandit does not enforce."""
         job = self.run.settings.of(FedSpineSettings)
-        wanted = result.groups.wanted(job)
+        ratio = result.groups.wanted(job)
         cuts = [result.cut_of(seat.client) for seat in self.summary.roster.active()]
-        behind = sum(not result.groups.reaches(cut, wanted, job) for cut in cuts)
+        behind = sum(not result.groups.reaches(cut, ratio, job) for cut in cuts)
         if not behind:
             return
         scopes = {"global": "", "block": " in every block", "kind": " of each kind in every block"}

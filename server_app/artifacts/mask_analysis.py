@@ -29,31 +29,33 @@ def mask_figures(kept: Mapping[int, Mapping[str, Any]], gates: ResidualGates) ->
     + (1 - a)(1 - b)`` for each gate.
     """
     masks = {
-        client: found for client, own in sorted(kept.items()) if (found := masks_of(own, gates))
+        client: client_masks
+        for client, history in sorted(kept.items())
+        if (client_masks := masks_of(history, gates))
     }
     return {
         "agreement": [
-            {"clients": [one, other], "agreement": agreement, "chance": chance}
-            for one, other in combinations(masks, 2)
-            for agreement, chance in [agreement_and_chance(masks[one], masks[other])]
+            {"clients": [first, second], "agreement": agreement, "chance": chance}
+            for first, second in combinations(masks, 2)
+            for agreement, chance in [agreement_and_chance(masks[first], masks[second])]
         ],
-        "density": {str(client): _densities(own) for client, own in masks.items()},
+        "density": {str(client): _densities(gate_masks) for client, gate_masks in masks.items()},
         "spent": {
-            str(client): [entry["spent"] for entry in own["rounds"]]
-            for client, own in sorted(kept.items())
+            str(client): [entry["spent"] for entry in history["rounds"]]
+            for client, history in sorted(kept.items())
         },
         "perplexity": {
-            str(client): {str(entry["round"]): entry["perplexity"] for entry in own["rounds"]}
-            for client, own in sorted(kept.items())
+            str(client): {str(entry["round"]): entry["perplexity"] for entry in history["rounds"]}
+            for client, history in sorted(kept.items())
         },
         "late": {
             str(client): {
-                "steps": len(own["fitted"]),
-                "steps_to_budget": steps_to_budget(own["fitted"]),
-                "spent": sum(own["fitted"][-LOOKED_AT:]) / len(own["fitted"][-LOOKED_AT:]),
+                "steps": len(history["fitted"]),
+                "steps_to_budget": steps_to_budget(history["fitted"]),
+                "spent": sum(history["fitted"][-LOOKED_AT:]) / len(history["fitted"][-LOOKED_AT:]),
             }
-            for client, own in sorted(kept.items())
-            if own["fitted"]
+            for client, history in sorted(kept.items())
+            if history["fitted"]
         },
     }
 
@@ -86,7 +88,9 @@ def _densities(masks: Masks) -> dict[str, list[float]]:
 
 def draw(figures: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write ``masks-<name>.png`` and ``.svg`` for each analysis that has data."""
-    perplexities = [value for own in figures["perplexity"].values() for value in own.values()]
+    perplexities = [
+        value for by_round in figures["perplexity"].values() for value in by_round.values()
+    ]
     drawn = []
     for name, paint, has_any in (
         ("agreement", _agreement, bool(figures["agreement"])),
@@ -155,10 +159,10 @@ def _budget(figure: Any, figures: Mapping[str, Any]) -> None:
 
 def _perplexity(figure: Any, figures: Mapping[str, Any]) -> None:
     axes = figure.subplots()
-    for number, (client, own) in enumerate(figures["perplexity"].items()):
-        found = {int(number): value for number, value in own.items() if value is not None}
-        if found:
-            axes.plot(list(found), list(found.values()), **_client(number, client))
+    for number, (client, by_round) in enumerate(figures["perplexity"].items()):
+        points = {int(number): value for number, value in by_round.items() if value is not None}
+        if points:
+            axes.plot(list(points), list(points.values()), **_client(number, client))
     axes.set_title("Each client's smaller model on its own held-out text")
     _label(axes, "round", "perplexity (lower is better)")
 

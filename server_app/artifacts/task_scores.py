@@ -19,8 +19,8 @@ def scores_of(run: Run, adapted: AdaptedModel, tests: PublicTests) -> dict[str, 
     assert tests.encoded is not None
     size = run.settings.training.batch_size
     device = run.computing.device
-    found = score(adapted.whole, tests.encoded, tests.num_classes > 0, size, device)
-    scores = {metric: found[metric] for metric in tests.metrics}
+    all_scores = score(adapted.whole, tests.encoded, tests.num_classes > 0, size, device)
+    scores = {metric: all_scores[metric] for metric in tests.metrics}
     if (how := _writing(run.settings, tests)) is not None:
         prompts = [item.prompt for item in tests.items]
         limit = run.model.num_positions or sys.maxsize

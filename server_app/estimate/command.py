@@ -37,8 +37,8 @@ def main(document: Mapping[str, Any]) -> None:
         text = planned(settings, open_model(DEMO)).long(speeds)
     else:
         name = settings.model
-        named = cached_model(name) if is_on_hub(name) else model_folder(name)
-        with described(named) as directory:
+        path = cached_model(name) if is_on_hub(name) else model_folder(name)
+        with described(path) as directory:
             text = planned(settings, open_model(str(directory))).long(speeds)
     print(text)
 

@@ -106,8 +106,8 @@ class Plan:
     def seconds_of_round(self, client: int, speeds: Speeds) -> float:
         """Return the seconds of a client's round, with the traffic of its busiest round."""
         by_round = Counter[int]()
-        for one in self.traffic.exchanges()[client]:
-            by_round[one.server_round] += one.num_bytes
+        for exchange in self.traffic.exchanges()[client]:
+            by_round[exchange.server_round] += exchange.num_bytes
         return speeds.seconds(self.work.operations(), max(by_round.values(), default=0))
 
     # ----- as text -----
@@ -123,7 +123,7 @@ class Plan:
         total = f"{as_size(per_client)} per client, {as_size(traffic.total().num_bytes)} in all"
         if traffic.open_questions:
             total += f" at most, {as_size(traffic.total('least').num_bytes)} at least"
-        on_disk = [as_size(sum(own.values())) for own in (self.client_disk, self.server_disk)]
+        on_disk = [as_size(sum(sizes.values())) for sizes in (self.client_disk, self.server_disk)]
         lines = [
             f"planned      messages: {total}",
             (
@@ -146,9 +146,9 @@ class Plan:
         if speeds.measured:
             computed = duration(speeds.seconds(self.work.operations()), tenths=True)
             return f"{computed} of computing at {speed}, as measured on this machine"
-        found = duration(self.seconds_of_round(0, speeds), tenths=True)
+        round_time = duration(self.seconds_of_round(0, speeds), tenths=True)
         line = f"{speeds.megabits:g} megabits per second"
-        return f"{found} at {speed} and {line} (espalier plan takes other speeds)"
+        return f"{round_time} at {speed} and {line} (espalier plan takes other speeds)"
 
     def long(self, speeds: Speeds) -> str:
         """Return the whole estimate."""
@@ -178,10 +178,10 @@ class Plan:
         if questions:
             cases = {"in all, at least": "least", "in all, at most": "most"}
         for name, case in cases.items():
-            own = self.traffic.of_client(0, case)
+            sums = self.traffic.of_client(0, case)
             total = self.traffic.total(case)
             lines.append(
-                f"{name}: {as_size(own.down)} down and {as_size(own.up)} up per client,"
+                f"{name}: {as_size(sums.down)} down and {as_size(sums.up)} up per client,"
                 f" {as_size(total.down)} and {as_size(total.up)} at the server in"
                 f" {count(total.messages, 'request')}; largest message {as_size(total.largest)}"
             )
@@ -190,13 +190,13 @@ class Plan:
     def _shortened(self) -> Iterator[tuple[str, ...]]:
         """Yield the rows of client 0, with consecutive rounds of equal messages combined."""
         rounds: dict[int, list[tuple[Kind, Traffic]]] = {}
-        for (number, kind), one in self.traffic.by_kind(0).items():
-            rounds.setdefault(number, []).append((kind, one))
+        for (number, kind), traffic in self.traffic.by_kind(0).items():
+            rounds.setdefault(number, []).append((kind, traffic))
         for rows, equal in groupby(sorted(rounds), rounds.__getitem__):
             numbers = list(equal)
             last = f" to {numbers[-1]}, each" if len(numbers) > 1 else ""
-            for kind, one in rows:
-                sizes = (as_size(one.down), as_size(one.up), str(one.messages))
+            for kind, traffic in rows:
+                sizes = (as_size(traffic.down), as_size(traffic.up), str(traffic.messages))
                 yield f"{numbers[0]}{last}", kind, *sizes
 
     def _memory(self) -> list[str]:
@@ -228,25 +228,25 @@ class Plan:
     def _time(self, speeds: Speeds) -> list[str]:
         operations = self.work.operations()
         rounds = self.traffic.strategy.num_rounds
-        alone = any(one.kind == "local_baseline" for one in self.traffic.exchanges()[0])
+        alone = any(exchange.kind == "local_baseline" for exchange in self.traffic.exchanges()[0])
         everything = self.traffic.of_client(0).num_bytes
         # The local baseline repeats the work of all rounds.
-        whole = speeds.seconds(rounds * operations * (2 if alone else 1), everything)
+        run_seconds = speeds.seconds(rounds * operations * (2 if alone else 1), everything)
         how = "measured on this machine" if speeds.measured else "stated"
-        found = duration(self.seconds_of_round(0, speeds), tenths=True)
+        round_time = duration(self.seconds_of_round(0, speeds), tenths=True)
         return [
             (
                 "Time, an estimate (operations by speed, bytes by line; without the server's work,"
                 " starts and reading)"
             ),
             (
-                f"  a client's round: {operations / TERA:.3g} T operations, {found} with"
+                f"  a client's round: {operations / TERA:.3g} T operations, {round_time} with"
                 f" {speeds.teraflops:.3g} teraflops ({how}) and {speeds.megabits:g} megabits per"
                 " second"
             ),
             (
                 f"  a client in {count(rounds, 'round')}{', and by itself' if alone else ''}:"
-                f" {duration(whole, tenths=True)}"
+                f" {duration(run_seconds, tenths=True)}"
             ),
         ]
 

@@ -54,8 +54,8 @@ def planned(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> It
         size = 2 * (node.max_bytes_of_models() or 0)
         yield from on_disks(node, {"models that runs send, twice while one arrives": size})
         return
-    own = {name: getattr(node, name) for name in OWN if getattr(node, name)}
-    settings = settings.model_copy(update=own)
+    overrides = {name: getattr(node, name) for name in OWN if getattr(node, name)}
+    settings = settings.model_copy(update=overrides)
     plan = Plan(settings, Site(run_config, node).model, simulation=False)
     yield from _sent(outlook(plan.traffic), plan.model.plan)
     on_device = settings.device == "cuda" or (

@@ -25,9 +25,9 @@ def sends(outlook: Outlook, plan: ModelPlan | None) -> Iterator[str]:
     yield from aligned([COLUMNS, *(_row(group, plan) for group in groups)])
     rounds = count(outlook.rounds, "round")
     if outlook.is_known:
-        most = "at most " if outlook.varies else ""
+        prefix = "at most " if outlook.varies else ""
         yield (
-            f"in {rounds} {most}{outlook.num_bytes:,} bytes of tensors, and some kilobytes of"
+            f"in {rounds} {prefix}{outlook.num_bytes:,} bytes of tensors, and some kilobytes of"
             " headers and hashes per message"
         )
         yield "  (if no client fails and no message is sent twice)"
@@ -56,7 +56,7 @@ def sends(outlook: Outlook, plan: ModelPlan | None) -> Iterator[str]:
 def _row(group: Sequence[Answer], plan: ModelPlan | None) -> tuple[str, ...]:
     first = group[0]
     sizes = sorted(answer.num_bytes for answer in group)
-    of_each = f"{sizes[0]:,}" if sizes[0] == sizes[-1] else f"{sizes[0]:,} to {sizes[-1]:,}"
+    size_text = f"{sizes[0]:,}" if sizes[0] == sizes[-1] else f"{sizes[0]:,} to {sizes[-1]:,}"
     each = " each" if len(group) > 1 else ""
     # A site without a model cannot know the shapes.
     if first.specs is None:
@@ -69,7 +69,7 @@ def _row(group: Sequence[Answer], plan: ModelPlan | None) -> tuple[str, ...]:
     in_parts = f", {first.messages} messages" if first.messages > 1 else ""
     return (
         _called(group),
-        f"{of_each}{each}{in_parts}" if first.num_bytes else "0",
+        f"{size_text}{each}{in_parts}" if first.num_bytes else "0",
         _tensors(first, plan) or "none",
         ", ".join(first.fields),
     )
@@ -101,6 +101,6 @@ def _tensors(answer: Answer, plan: ModelPlan | None) -> str:
             # Names are ``<matrix>.<rest>``; tensors of all matrices are counted together.
             matrix, _, rest = name.rpartition(".")
             counts[rest if matrix in matrices else name, spec.dtype] += 1
-    named = [f"{number} {name} ({dtype})" for (name, dtype), number in counts.items()]
-    shown = ", ".join(named[:SHOWN])
-    return f"{shown} and {len(named) - SHOWN} more names" if len(named) > SHOWN else shown
+    entries = [f"{number} {name} ({dtype})" for (name, dtype), number in counts.items()]
+    shown = ", ".join(entries[:SHOWN])
+    return f"{shown} and {len(entries) - SHOWN} more names" if len(entries) > SHOWN else shown

@@ -40,13 +40,13 @@ def record_peak(folder: Path) -> None:
 
 
 def _document(plan: Plan, speeds: Speeds) -> dict[str, Any]:
-    most = plan.traffic.total()
-    least = plan.traffic.total("least")
+    largest = plan.traffic.total()
+    smallest = plan.traffic.total("least")
     return {
-        "bytes_up": most.up,
-        "bytes_down": most.down,
-        "least_bytes_up": least.up,
-        "least_bytes_down": least.down,
+        "bytes_up": largest.up,
+        "bytes_down": largest.down,
+        "least_bytes_up": smallest.up,
+        "least_bytes_down": smallest.down,
         "left_open": plan.traffic.open_questions,
         "bytes_by_kind": _by_kind(plan),
         "client_memory": plan.client.peak,
@@ -63,8 +63,10 @@ def _document(plan: Plan, speeds: Speeds) -> dict[str, Any]:
 
 def _by_kind(plan: Plan) -> dict[str, dict[str, int]]:
     """Return the bytes of all clients in each direction, by kind of message."""
-    found: dict[str, Counter[str]] = {}
+    counters: dict[str, Counter[str]] = {}
     for exchanges in plan.traffic.exchanges().values():
-        for one in exchanges:
-            found.setdefault(one.kind, Counter()).update({"up": one.up, "down": one.down})
-    return {kind: {"up": sums["up"], "down": sums["down"]} for kind, sums in found.items()}
+        for exchange in exchanges:
+            counters.setdefault(exchange.kind, Counter()).update(
+                {"up": exchange.up, "down": exchange.down}
+            )
+    return {kind: {"up": sums["up"], "down": sums["down"]} for kind, sums in counters.items()}

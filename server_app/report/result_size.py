@@ -38,10 +38,10 @@ def size_of_result(run_directory: Path, *, personal: bool) -> Size | None:
     """
     if personal:
         # Each client's model has a size of its own.
-        own = [_counts(folder) for folder in (run_directory / CLIENTS).glob("*")]
-        if not own:
+        counts = [_counts(folder) for folder in (run_directory / CLIENTS).glob("*")]
+        if not counts:
             return None
-        parameters, num_bytes = (fmean(values) for values in zip(*own, strict=True))
+        parameters, num_bytes = (fmean(values) for values in zip(*counts, strict=True))
         return Size(parameters, num_bytes, CLIENTS)
     for name in (MODEL, ADAPTER):
         if (run_directory / name).is_dir():

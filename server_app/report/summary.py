@@ -103,8 +103,8 @@ class Metric:
 
     def over_clients(self, choose: Callable[[Iterable[float]], float]) -> dict[str, float]:
         """Return what ``choose`` makes of the clients' values, by column."""
-        own = {column: self.of_clients.get(column, {}).values() for column in COLUMNS}
-        return {column: choose(values) for column, values in own.items() if values}
+        client_values = {column: self.of_clients.get(column, {}).values() for column in COLUMNS}
+        return {column: choose(values) for column, values in client_values.items() if values}
 
     def medians(self) -> dict[str, float]:
         """Return the median over clients by column, which a single client cannot distort.
@@ -228,12 +228,15 @@ class Summary:
         if not rounds:
             return
         for client, seat in self.roster.seats.items():
-            own = [(note.round, note.devices[client]) for note in rounds if client in note.devices]
+            devices = [
+                (note.round, note.devices[client]) for note in rounds if client in note.devices
+            ]
             self.rounds_of[client] = [
-                {"round": number, named: one.seconds, "bytes": one.num_bytes} for number, one in own
+                {"round": number, named: device.seconds, "bytes": device.num_bytes}
+                for number, device in devices
             ]
             if named == "virtual_seconds":
-                seat.metrics[named] = sum(one.seconds for _, one in own)
+                seat.metrics[named] = sum(device.seconds for _, device in devices)
         if named == "virtual_seconds":
             self.virtual_seconds = seconds_of_all(rounds)
 
@@ -251,24 +254,26 @@ class Summary:
         losses = self.losses.get(text, {})
         values = {column: perplexity(loss) for column, loss in losses.items() if loss is not None}
         # With personal models the clients' figures are those of the federated result.
-        of_clients = {self._column_of_clients: self.local_perplexities.get(text, {})}
+        client_values = {self._column_of_clients: self.local_perplexities.get(text, {})}
         # Held-out text has figures of clients only.
         if text == OWN_TEXT:
-            of_clients = {
+            client_values = {
                 column: {
-                    client: own[column] for client, own in self.own_text.items() if column in own
+                    client: figures[column]
+                    for client, figures in self.own_text.items()
+                    if column in figures
                 }
                 for column in COLUMNS
             }
-        return Metric("perplexity", text, values, of_clients, others=self._samples(text))
+        return Metric("perplexity", text, values, client_values, others=self._samples(text))
 
     def _score(self, metric: str) -> "Metric":
         """Return a score on the task's items."""
-        of_clients = {self._column_of_clients: self.local_scores.get(metric, {})}
+        client_values = {self._column_of_clients: self.local_scores.get(metric, {})}
         dataset = self.settings.task.name
         others = {"chance": self.chances.get(metric), **self._samples(dataset)}
         direction = "lower" if metric == "loss" else "higher"
-        return Metric(metric, dataset, self.scores[metric], of_clients, direction, 3, others)
+        return Metric(metric, dataset, self.scores[metric], client_values, direction, 3, others)
 
     def _samples(self, dataset: str) -> dict[str, str]:
         """Return the hash of the samples of a dataset; empty for the clients' own text."""
@@ -309,7 +314,7 @@ class Summary:
                 "local": self.local_sparsity,
                 "definition": SPARSITY_DEFINITION,
             },
-            "size": {column: one.to_json() for column, one in self.sizes.items()},
+            "size": {column: size.to_json() for column, size in self.sizes.items()},
             "warnings": self.warnings,
             "privacy": None if guarantee is None else guarantee.to_json(),
             "report": self.report,

@@ -38,11 +38,12 @@ def show(summary: Summary, traffic: Traffic) -> None:
     sparsity = ["sparsity"] if summary.zeroed else []
     after = ["parameters", "on disk", *sparsity, f"bytes per client{bytes_of}", f"time{time_of}"]
     metrics = summary.metrics()
-    names = [one.dataset if one.name == "perplexity" else one.name for one in metrics]
+    names = [metric.dataset if metric.name == "perplexity" else metric.name for metric in metrics]
     for name in (*names, *after):
         table.add_column(name, justify="right")
     figures = {
-        column: [figure(one.value(column), one.digits) for one in metrics] for column in COLUMNS
+        column: [figure(metric.value(column), metric.digits) for metric in metrics]
+        for column in COLUMNS
     }
     # A baseline that was not computed has no values.
     rows = [
@@ -63,7 +64,7 @@ def show(summary: Summary, traffic: Traffic) -> None:
         if column == "local_baseline" and (medians := _spoilt(summary)):
             table.add_row("local-baseline (median)", *medians, *["-"] * len(after))
     if summary.chances:
-        chances = [figure(one.others.get("chance"), one.digits) for one in metrics]
+        chances = [figure(metric.others.get("chance"), metric.digits) for metric in metrics]
         table.add_row("chance", *chances, *["-"] * len(after))
     Console(width=WIDTH, color_system=None).print(table)
     _show_notes(summary)
@@ -108,12 +109,12 @@ def _size(summary: Summary, column: str) -> tuple[str, str]:
 
 def _sparsity(summary: Summary, column: str) -> str:
     """Return the fraction of prunable weights that are zero, as a percentage."""
-    found = {
+    sparsities = {
         "local_baseline": summary.local_sparsity,
         "centralized": summary.centralized_sparsity,
         "federated": summary.sparsity,
     }
-    value = found.get(column, 0.0)
+    value = sparsities.get(column, 0.0)
     return "-" if value is None else f"{value:.2%}"
 
 
@@ -134,26 +135,28 @@ def _spoilt(summary: Summary) -> list[str]:
     A large difference shows that a single client distorts the mean.
     """
     metrics = summary.metrics()
-    found = [
+    pairs = [
         (metric.value("local_baseline"), metric.medians().get("local_baseline"))
         for metric in metrics
     ]
     far = any(
         mean is not None and middle is not None and abs(mean - middle) > SPOILT * abs(middle)
-        for mean, middle in found
+        for mean, middle in pairs
     )
     if not far:
         return []
-    return [figure(middle, one.digits) for one, (_, middle) in zip(metrics, found, strict=True)]
+    return [
+        figure(middle, metric.digits) for metric, (_, middle) in zip(metrics, pairs, strict=True)
+    ]
 
 
 def closing_line(summary: Summary) -> str:
     """Return a line with the number of clients in the result, and the missing ones with reasons."""
-    asked = summary.settings.num_clients
+    num_clients = summary.settings.num_clients
     roster = summary.roster
-    line = f"{roster.finished()} of {count(asked, 'client')}"
+    line = f"{roster.finished()} of {count(num_clients, 'client')}"
     for what, names in (
-        ("missing", roster.missing(asked)),
+        ("missing", roster.missing(num_clients)),
         ("not evaluated", roster.not_evaluated()),
     ):
         if names:

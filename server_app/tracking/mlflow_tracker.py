@@ -31,9 +31,9 @@ class MlflowTracker:
         self._client = MlflowClient(tracking_uri=place)
         experiment = self._experiment((folder.parent / ARTIFACTS).as_uri())
         # A resumed run continues the same entry.
-        found = self._client.search_runs([experiment], f"tags.`{TAG}` = '{folder.name}'")
-        if found:
-            self._id = found[0].info.run_id
+        runs = self._client.search_runs([experiment], f"tags.`{TAG}` = '{folder.name}'")
+        if runs:
+            self._id = runs[0].info.run_id
             self._client.update_run(self._id, status="RUNNING")
             return
         created = self._client.create_run(experiment, run_name=folder.name, tags={TAG: folder.name})
@@ -44,9 +44,9 @@ class MlflowTracker:
 
     def _experiment(self, artifacts: str) -> str:
         """Return the id of the experiment, which is created if it does not exist."""
-        found = self._client.get_experiment_by_name(PROJECT)
-        if found is not None:
-            return str(found.experiment_id)
+        experiment = self._client.get_experiment_by_name(PROJECT)
+        if experiment is not None:
+            return str(experiment.experiment_id)
         return str(self._client.create_experiment(PROJECT, artifact_location=artifacts))
 
     def log(self, figures: Mapping[str, float], step: int) -> None:

@@ -178,21 +178,25 @@ class AdapterAverager:
         ``first`` is the number of the ``push`` with the first part.
         """
         rounds = self.run.rounds
-        wanted = {
+        client_parts = {
             # Without the last parts, which travel with the order.
             client: self._parts(client, limit, server_round)[: -omitted or None]
             for client, limit in rank_limits.items()
         }
         # Clients of low rank may have fewer parts.
-        for part in range(max(map(len, wanted.values()), default=0)):
-            seats = [seat for seat in rounds.receiving() if part < len(wanted.get(seat.client, ()))]
+        for part in range(max(map(len, client_parts.values()), default=0)):
+            seats = [
+                seat for seat in rounds.receiving() if part < len(client_parts.get(seat.client, ()))
+            ]
             requests = [
                 rounds.request(
                     "push",
                     seat.client,
                     server_round,
                     Order(rank_limit=rank_limits[seat.client]),
-                    self._blobs(seat.client, rank_limits[seat.client], wanted[seat.client][part])
+                    self._blobs(
+                        seat.client, rank_limits[seat.client], client_parts[seat.client][part]
+                    )
                     | self.adapters().along(seat.client),
                     part + first,
                 )
@@ -206,13 +210,13 @@ class AdapterAverager:
         self.clock.record(self.adapters().rounds)
         if self._brings_result:
             largest = self.run.settings.lora.rank
-            whole = {seat.client: largest for seat in self.run.rounds.roster.active()}
-            self.push(server_round + 1, whole, omitted=0)
+            rank_limits = {seat.client: largest for seat in self.run.rounds.roster.active()}
+            self.push(server_round + 1, rank_limits, omitted=0)
 
     def plan_of(self, client: int) -> AdapterPlan:
         """Return the adapters that a client of the round trains."""
-        whole = self.adapters().plan_for(client, self.rank_limits[client])
-        return of_round(whole, self.run.settings, self._round)
+        plan = self.adapters().plan_for(client, self.rank_limits[client])
+        return of_round(plan, self.run.settings, self._round)
 
     @property
     def _trained(self) -> AdapterPlan:
@@ -261,15 +265,15 @@ class AdapterAverager:
     def _fault(self, client: int, key: str, tensors: Mapping[str, Tensor]) -> str:
         """Return the first tensor of a blob that training cannot have reached; empty if none."""
         # Values with which the client began, if it sent differences.
-        begun: Mapping[str, Tensor] = {}
+        initial: Mapping[str, Tensor] = {}
         if self.federation.sends_differences:
-            begun = self.adapters().part_for(client, key, self.adapters().tensors(key))
+            initial = self.adapters().part_for(client, key, self.adapters().tensors(key))
         for name, sent in tensors.items():
-            reach = next(own for start, own in self._reaches.items() if name.startswith(start))
+            reach = next(bound for start, bound in self._reaches.items() if name.startswith(start))
             trained = sent
             # The trained value is what has to be finite: a difference can overflow it.
-            if name in begun:
-                trained = begun[name][tuple(map(slice, sent.shape))] + sent
+            if name in initial:
+                trained = initial[name][tuple(map(slice, sent.shape))] + sent
             finite = bool(torch.isfinite(trained).all())
             # The bound applies to what was sent.
             if not finite or (sent.numel() and sent.abs().max().item() > reach.limit(key, name)):
@@ -304,8 +308,8 @@ class AdapterAverager:
         distances = dict(zip(clients, distances_from_others(products), strict=True))
         usual = median_low(distances.values())
         # The small term tolerates rounding if all updates are nearly equal.
-        most = self._limits.max_ratio * usual + 1e-6 * float(products.diagonal().max().sqrt())
-        far = [client for client in clients if distances[client] > most]
+        limit = self._limits.max_ratio * usual + 1e-6 * float(products.diagonal().max().sqrt())
+        far = [client for client in clients if distances[client] > limit]
         for client in far:
             self._far.note(client, server_round, distances[client], usual)
         self._far.tell(self.run.rounds, "distance")
@@ -319,15 +323,17 @@ class AdapterAverager:
             return
         settings = self.run.settings
         # Virtual time depends on the plan and on bytes, not on this machine's speed.
-        kept = self.run.model.plan.num_parameters
+        num_parameters = self.run.model.plan.num_parameters
         times = {}
         for client in clients:
             adapters = self.plan_of(client)
             limit = self.rank_limits[client]
-            whole = before_round(self.adapters().plan_for(client, limit), settings, server_round)
-            sent = bytes_of_round(adapters, whole, settings, server_round)
-            seconds = virtual_seconds(fleet, settings, client, server_round, kept, adapters, sent)
-            times[client] = DeviceTime(seconds, sent)
+            received = before_round(self.adapters().plan_for(client, limit), settings, server_round)
+            num_bytes = bytes_of_round(adapters, received, settings, server_round)
+            seconds = virtual_seconds(
+                fleet, settings, client, server_round, num_parameters, adapters, num_bytes
+            )
+            times[client] = DeviceTime(seconds, num_bytes)
         note = RoundTime.of(server_round, times)
         self.adapters().note_round(note)
         self.run.progress.note("timed", f"timed        {note.in_words()}", **note.to_json())
@@ -383,12 +389,12 @@ class AdapterAverager:
         shapes = self._trained.shapes()
 
         def mean_of(key: str) -> dict[str, Tensor]:
-            found = self.adapters().tensors(key)
+            tensors = self.adapters().tensors(key)
             for name, shape in shapes[key].items():
                 # Rounding to float32 is the last step.
                 values = sums.mean(key, name, scale, total)
-                found[name] = values.view(shape).to(torch.float32)
-            return found
+                tensors[name] = values.view(shape).to(torch.float32)
+            return tensors
 
         self.adapters().replace(self._blob_by_blob(mean_of, len(clients)), limits_after)
 
@@ -410,9 +416,9 @@ class AdapterAverager:
         adapters = self._trained
         in_order = [weights[client] for client in updates.clients]
         # Only a complete pair of A and B has a product; a single tensor has a mean of its own.
-        whole = adapters.factors == FACTORS and not adapters.bases
+        has_products = adapters.factors == FACTORS and not adapters.bases
         # A trimmed mean works number by number, so it needs tensors and not products.
-        by_tensor = self.federation.trim(len(updates.clients)) > 0 or not whole
+        by_tensor = self.federation.trim(len(updates.clients)) > 0 or not has_products
 
         def mean_of(key: str) -> dict[str, Tensor]:
             index = block_of_key(key)
@@ -448,10 +454,10 @@ class AdapterAverager:
         self, key: str, adapter: Adapter, factors: list[Factors], weights: list[float]
     ) -> dict[str, Tensor]:
         if self.job.averages_updates:
-            found = weighted_mean(factors, weights, adapter.rank, adapter.scaling)
+            averaged = weighted_mean(factors, weights, adapter.rank, adapter.scaling)
         else:
-            found = zero_padded_mean(factors, weights, adapter.rank)
-        return adapter.named(found.b, found.a)
+            averaged = zero_padded_mean(factors, weights, adapter.rank)
+        return adapter.named(averaged.b, averaged.a)
 
 
 class Tuning(Method):

@@ -56,8 +56,8 @@ class AdapterResult(RunResult):
         self.store = store
         self.adapters: AdapterPlan = trained(model.plan, settings) if adapters is None else adapters
         # Initial values are stored once: differences and dead ranks refer to them in every round.
-        begun = self._begun(first)
-        self._first = {key: store.put(save(dict(tensors))) for key, tensors in begun.items()}
+        initial = self._begun(first)
+        self._first = {key: store.put(save(dict(tensors))) for key, tensors in initial.items()}
         self.blobs: dict[str, str] = dict(self._first)
         """Hash of each blob's tensors in the store, by blob key."""
         self.sent: dict[str, dict[str, str]] = {}
@@ -161,10 +161,10 @@ class AdapterResult(RunResult):
         # As a client decodes them, including the rounding.
         federation = self.settings.federation
         shapes = self.adapters.limited(limit).shapes()[key]
-        found = unpack_adapters(shapes, self.blob(key, limit), federation.wire_dtype)
+        tensors = unpack_adapters(shapes, self.blob(key, limit), federation.wire_dtype)
         # A client adds differences to its own first values.
         differ = self.job.pushes_differences(federation)
-        return sums(self._cut(key, self._first_tensors(key), limit), found) if differ else found
+        return sums(self._cut(key, self._first_tensors(key), limit), tensors) if differ else tensors
 
     # ----- clients, whose adapters may differ from the global ones in a subclass ------------------
 
@@ -193,9 +193,9 @@ class AdapterResult(RunResult):
 
     def spread(self, client: int, key: str, name: str, change: Tensor, shape: Shape) -> Tensor:
         """Return a client's change of a tensor in the global ``shape``, padded with zeros."""
-        whole = change.new_zeros(shape)
-        whole[tuple(map(slice, change.shape))] = change
-        return whole
+        padded = change.new_zeros(shape)
+        padded[tuple(map(slice, change.shape))] = change
+        return padded
 
     # ----- result ---------------------------------------------------------------------------------
 

@@ -29,8 +29,8 @@ def up_to_median(claimed: Mapping[int, float], max_ratio: float) -> dict[int, fl
     positive = [value for value in claimed.values() if value > 0]
     if not positive:
         return dict(claimed)
-    most = max_ratio * median_low(positive)
-    return {client: min(value, most) for client, value in claimed.items()}
+    limit = max_ratio * median_low(positive)
+    return {client: min(value, limit) for client, value in claimed.items()}
 
 
 def limited_weights(claimed: Mapping[int, float], max_ratio: float) -> dict[int, float]:
@@ -47,7 +47,7 @@ def limited_weights(claimed: Mapping[int, float], max_ratio: float) -> dict[int,
     if not falling or falling[0] <= max_ratio * (sum(falling) / len(falling)):
         return counted
     # Fallback of the loop: with a ratio of 1 all count as the smallest.
-    most = falling[-1]
+    max_weight = falling[-1]
     number = len(falling)
     # Suffix sums: each weight plus all smaller ones. Subtracting from the total would cancel
     # digits.
@@ -59,9 +59,9 @@ def limited_weights(claimed: Mapping[int, float], max_ratio: float) -> dict[int,
         if (room := number - max_ratio * above) <= 0:
             break
         if (limit := max_ratio * rest / room) >= value:
-            most = limit
+            max_weight = limit
             break
-    return {client: min(value, most) for client, value in counted.items()}
+    return {client: min(value, max_weight) for client, value in counted.items()}
 
 
 def counted_capabilities(rounds: Rounds, otherwise: str) -> dict[int, float]:

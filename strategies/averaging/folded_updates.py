@@ -79,8 +79,8 @@ class FoldedResult(AdapterResult):
         else:
             # First round with a residual: nothing is folded yet.
             before = update.b[:, :0], update.a[:0]
-        found = with_update(Factors(*before, adapter.scaling), update, rank)
-        return {adapter.folded_b: found.b, adapter.folded_a: found.a}
+        folded = with_update(Factors(*before, adapter.scaling), update, rank)
+        return {adapter.folded_b: folded.b, adapter.folded_a: folded.a}
 
     def written(self) -> WrittenAdapters:
         """Return adapters that contain the folded updates, of a larger rank."""

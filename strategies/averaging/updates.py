@@ -56,11 +56,11 @@ class UpdateLimits:
         """
         if self.off:
             return dict.fromkeys(sizes, 1.0)
-        found = clip_factors(sizes, self.max_ratio)
-        for client, factor in found.items():
+        factors = clip_factors(sizes, self.max_ratio)
+        for client, factor in factors.items():
             if factor < 1:
                 self.note(client, place, sizes[client], factor * sizes[client])
-        return found
+        return factors
 
     def note(self, client: int, place: Any, claimed: float, counted: float) -> None:
         """Record that ``counted`` is used in place of the value that a client sent."""
@@ -82,8 +82,8 @@ class UpdateLimits:
             before = seat.capped.get(what, {})
             # Over all rounds of the run.
             times = before.get("times", 0) + len(places)
-            most = max(before.get("factor", 0.0), factor)
-            seat.capped[what] = {"factor": most, "times": times}
+            max_factor = max(before.get("factor", 0.0), factor)
+            seat.capped[what] = {"factor": max_factor, "times": times}
             text = (
                 f"limited      {seat.site}: its {what} in {count(len(places), 'place')}, by a"
                 f" factor of up to {factor:.3g}"
@@ -149,10 +149,10 @@ class Updates:
 
     def _begun(self, client: int, key: str, name: str) -> Tensor:
         """Return a client's part of a global tensor; zeros for ranks that the client removed."""
-        own = self._adapters.part_for(client, key, {name: self._global(key)[name]})[name]
+        part = self._adapters.part_for(client, key, {name: self._global(key)[name]})[name]
         shape = self._shapes[client][key][name]
         # Ranks that the client removed began at a value, but it trains and sends zeros.
-        return cut_to_rank({name: own[tuple(map(slice, shape))]}, self._ranks[client])[name]
+        return cut_to_rank({name: part[tuple(map(slice, shape))]}, self._ranks[client])[name]
 
     def _global(self, key: str) -> Mapping[str, Tensor]:
         """Return the global tensors of one blob; only the last one is in memory."""
@@ -173,9 +173,9 @@ class Updates:
         }
         for client, factor in self._limits.factors((key, name), sizes).items():
             if factor != 1.0:
-                begun = self._begun(client, key, name)
+                initial = self._begun(client, key, name)
                 # Shorten the change, keep its direction.
-                tensors[client] = begun + factor * (tensors[client] - begun)
+                tensors[client] = initial + factor * (tensors[client] - initial)
         return tensors
 
     def factors(self, key: str, adapter: Adapter) -> list[Factors]:
@@ -216,8 +216,8 @@ class Updates:
                 rows = []
                 for client, limited in self._limited(key, name).items():
                     change = limited - self._begun(client, key, name)
-                    whole = self._adapters.spread(client, key, name, change, shape)
-                    rows.append(whole.flatten().to(torch.float64))
+                    padded = self._adapters.spread(client, key, name, change, shape)
+                    rows.append(padded.flatten().to(torch.float64))
                 # (clients, numbers of this tensor)
                 changes = torch.stack(rows)
                 products += changes @ changes.T

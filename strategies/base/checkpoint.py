@@ -89,8 +89,8 @@ class CheckpointFolder:
             raise InputError(f"{damaged}; {self._remedy(self._last)}") from None
         for name, value in identity.items():
             if document["identity"].get(name) != value:
-                given = f"the run's {name} is not that of {self._last}"
-                raise InputError(f"resume-from: {given}; only deadlines and out-dir may differ")
+                mismatch = f"the run's {name} is not that of {self._last}"
+                raise InputError(f"resume-from: {mismatch}; only deadlines and out-dir may differ")
         # Read and hash all blobs now: damage is reported before clients spend time.
         if damaged_blobs := self._damaged_blobs(document):
             raise InputError(self._error_text(document, damaged_blobs))
@@ -102,11 +102,11 @@ class CheckpointFolder:
     def _error_text(self, document: dict[str, Any], damaged: list[str]) -> str:
         """Return the error text: which blobs are damaged, what remains, and what to do."""
         files = [self.blobs.path(key) for key in damaged]
-        named = ", ".join(file.name for file in files[:NAMED])
-        named += f" and {len(files) - NAMED} more" if len(files) > NAMED else ""
+        names = ", ".join(file.name for file in files[:NAMED])
+        names += f" and {len(files) - NAMED} more" if len(files) > NAMED else ""
         of = f"of {len(document['blobs'])} blobs of the checkpoint after round {document['round']}"
         return (
-            f"{self.blobs.root}: damaged or missing: {named}, {of}; the others are intact;"
+            f"{self.blobs.root}: damaged or missing: {names}, {of}; the others are intact;"
             f" {self._remedy(files[0])}"
         )
 

@@ -89,11 +89,11 @@ class Enroller:
         """
         rounds = self.rounds
         settings = rounds.settings
-        wanted = settings.num_clients if clients is None else len(clients)
+        num_wanted = settings.num_clients if clients is None else len(clients)
         now = rounds.clock.now()
         end = now + settings.enrol_seconds
         last = now + self._patience()
-        rounds.progress.begin("enrolling", wanted, of_clients=True)
+        rounds.progress.begin("enrolling", num_wanted, of_clients=True)
         sites: dict[str, tuple[int, Enrolment]] = {}
         reported = -1
         reported_at = 0.0
@@ -104,31 +104,31 @@ class Enroller:
                 # A site that can have a seat extends the wait; others, for instance refused ones,
                 # do not.
                 if is_new and (
-                    len(sites) <= wanted if clients is None else enrolment.site in clients
+                    len(sites) <= num_wanted if clients is None else enrolment.site in clients
                 ):
                     end = rounds.clock.now() + settings.enrol_seconds
                     last = rounds.clock.now() + self._patience()
             # Simulated clients queue for this machine's workers, so a busy worker extends the wait.
             if self._waiting and rounds.somebody_works():
                 end = rounds.clock.now() + settings.enrol_seconds
-            found = len(sites if clients is None else sites.keys() & clients.keys())
+            num_found = len(sites if clients is None else sites.keys() & clients.keys())
             # Connected nodes that have not answered yet are waited for longer, while seats are
             # free.
-            waits = (found < wanted or rounds.shared_workers) and self._unanswered()
+            waits = (num_found < num_wanted or rounds.shared_workers) and self._unanswered()
             until = max(end, last) if waits else end
             now = rounds.clock.now()
-            if found != reported or now - reported_at >= TELL_SECONDS:
-                reported = found
+            if num_found != reported or now - reported_at >= TELL_SECONDS:
+                reported = num_found
                 reported_at = now
-                self._tell(found, wanted, until - now)
+                self._tell(num_found, num_wanted, until - now)
             # All questions are answered, so no further site can change the choice of clients.
-            if (found >= wanted and not self._waiting) or rounds.clock.now() >= until:
+            if (num_found >= num_wanted and not self._waiting) or rounds.clock.now() >= until:
                 break
             rounds.clock.sleep(POLL_SECONDS)
         # 2. Assign client numbers.
         # Sorted by name, so that the numbers do not depend on the order of arrival.
         if clients is None:
-            clients = {site: client for client, site in enumerate(sorted(sites)[:wanted])}
+            clients = {site: client for client, site in enumerate(sorted(sites)[:num_wanted])}
         # 3. Tell the nodes that have no seat.
         if min(len(sites), len(clients)) < settings.num_clients:
             self._report_missing_sites(clients, sites)
@@ -223,16 +223,20 @@ class Enroller:
         self.rounds.roster.refused.pop(site, None)
         return is_new
 
-    def _tell(self, found: int, wanted: int, left: float) -> None:
+    def _tell(self, num_found: int, num_wanted: int, seconds: float) -> None:
         """Show how many sites are connected, and how long the server waits for more."""
-        rest = f", waiting up to {duration(max(0.0, left))} for more" if found < wanted else ""
-        sites = (
-            f"{found} of {count(wanted, 'site')}"
-            if found <= wanted
-            else f"{count(found, 'site')}, {wanted} take part,"
+        waiting = (
+            f", waiting up to {duration(max(0.0, seconds))} for more"
+            if num_found < num_wanted
+            else ""
         )
-        text = f"enrolling    {sites} connected{rest}"
-        self.rounds.progress.note("connected", text, sites=found, wanted=wanted)
+        sites = (
+            f"{num_found} of {count(num_wanted, 'site')}"
+            if num_found <= num_wanted
+            else f"{count(num_found, 'site')}, {num_wanted} take part,"
+        )
+        text = f"enrolling    {sites} connected{waiting}"
+        self.rounds.progress.note("connected", text, sites=num_found, wanted=num_wanted)
 
     def _seat(self, clients: dict[str, int], sites: Mapping[str, tuple[int, Enrolment]]) -> None:
         for site, client in sorted(clients.items(), key=lambda item: item[1]):
@@ -259,8 +263,8 @@ class Enroller:
             self._asked.add(node_id)
             self._tries[node_id] += 1
             # A fresh nonce per question: an earlier signature cannot be replayed.
-            asked = NoFields() if self.keys is None else Challenge(nonce=new_nonce())
-            request = self.rounds.request("enrol", NO_CLIENT, 0, asked)
+            fields = NoFields() if self.keys is None else Challenge(nonce=new_nonce())
+            request = self.rounds.request("enrol", NO_CLIENT, 0, fields)
             if (message_id := self.rounds.send(request, node_id)) is not None:
                 since = self.rounds.clock.now()
                 self._waiting[message_id] = _Question(node_id, request, since)

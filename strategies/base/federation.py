@@ -151,11 +151,11 @@ class Federation:
         selection = selection or Selection(active)
         rounds.require_quorum(len(active), f"left for round {server_round}")
         # 2. Ask the clients that still take part.
-        asked = [client for client in selection.clients if client in active]
+        clients = [client for client in selection.clients if client in active]
         num_rounds = self.method.num_rounds
         self.run.progress.begin(
             self.method.WORDS.title,
-            len(asked),
+            len(clients),
             of_clients=True,
             server_round=(server_round, num_rounds) if num_rounds > 1 else None,
         )
@@ -163,7 +163,7 @@ class Federation:
         # A secure sum may ask several times, in sessions of their own.
         def replies(session: str = "") -> Iterator[MessageBody]:
             # Lost clients are asked only after they have caught up.
-            present = [client for client in asked if client not in (rounds.lost or {})]
+            present = [client for client in clients if client not in (rounds.lost or {})]
             return chain(
                 rounds.exchange(self._requests(server_round, present, session), self._next_part),
                 self._caught_up(server_round, catch_up, session),
@@ -188,7 +188,7 @@ class Federation:
         """Yield the orders of clients that still take part; ``session`` is that of a secure sum."""
         # Clients may have been dropped since the selection.
         active = {seat.client for seat in self.rounds.roster.active()}
-        for client in (one for one in clients if one in active):
+        for client in (number for number in clients if number in active):
             order = self.method.order(server_round, client)
             # The message has the blobs, so the order need not keep them in memory.
             self._orders[client] = replace(order, blobs={})
@@ -226,9 +226,9 @@ class Federation:
         keys = [key for part in parts for key in part]
         # The client committed to the hashes in its first reply; later parts must match them.
         hashes = dict(zip(keys, report["blob_sha256"], strict=True))
-        asked = order.fetch(report, [hashes[key] for key in sorted(parts[following])])
+        fields = order.fetch(report, [hashes[key] for key in sorted(parts[following])])
         return self.rounds.request(
-            "fetch", header.client, header.server_round, asked, order.along, following
+            "fetch", header.client, header.server_round, fields, order.along, following
         )
 
     def _aggregate(
@@ -358,11 +358,13 @@ class Federation:
         expected to be as fast as the slowest other client. Clients report their own times, so a
         round counts at most as long as the server would have waited.
         """
-        most = self.rounds.settings.deadline_seconds * self.rounds.settings.attempts
+        max_seconds = self.rounds.settings.deadline_seconds * self.rounds.settings.attempts
         seats = self.rounds.roster.seats.values()
         # A client cannot raise the limit for itself without end by reporting long times.
-        of_a_round = {
-            one.client: min(one.seconds / one.rounds, most) for one in seats if one.rounds
+        round_seconds = {
+            other.client: min(other.seconds / other.rounds, max_seconds)
+            for other in seats
+            if other.rounds
         }
-        usual = of_a_round.get(seat.client, max(of_a_round.values(), default=0.0))
+        usual = round_seconds.get(seat.client, max(round_seconds.values(), default=0.0))
         return PATIENCE * usual * self.method.num_rounds

@@ -54,10 +54,10 @@ def _file(path: str) -> Path:
     return Path(path).expanduser().resolve()
 
 
-def _same(one: Path, other: Path) -> bool:
+def _same(first: Path, second: Path) -> bool:
     """Return True for the same file or bytes; unreadable files are reported elsewhere."""
     try:
-        return one == other or cmp(one, other, shallow=False)
+        return first == second or cmp(first, second, shallow=False)
     except OSError:
         return False
 
@@ -79,12 +79,12 @@ def require_counting(device: torch.device, asked: str) -> None:
         counter = vote_counter((1, WEIGHTS), VOTERS, device)
         # The lowest bit of the word is set in all masks: one weight with all votes.
         counter.count(np.full((VOTERS, 1), np.uint64(1)))
-        found = counter.counts()[0].tolist()
+        counts = counter.counts()[0].tolist()
     # Triton, the C compiler and the driver raise exceptions of many types.
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
     else:
-        reason = "" if found == [VOTERS] + [0] * (WEIGHTS - 1) else "it counts the votes wrongly"
+        reason = "" if counts == [VOTERS] + [0] * (WEIGHTS - 1) else "it counts the votes wrongly"
     if reason:
         raise InputError(
             f"device = '{asked}': votes cannot be counted on this machine's GPU ({reason}); Triton,"

@@ -77,17 +77,17 @@ class Seat:
 
     def limits_in_words(self) -> list[str]:
         """Return a clause for each limited claim, and one for rounds that left the client out."""
-        found = []
+        clauses = []
         for what, note in self.capped.items():
             if what == "distance":
-                found.append(
+                clauses.append(
                     f"excluded from {count(int(note['times']), 'round')}: its update was up to"
                     f" {note['factor']:.3g} times as far from the others' as that of the median"
                     " client"
                 )
             elif "claimed" in note:
-                found.append(f"its {what} {note['claimed']:g} was limited to {note['counted']:g}")
-        return found
+                clauses.append(f"its {what} {note['claimed']:g} was limited to {note['counted']:g}")
+        return clauses
 
     def drop(self, reason: str) -> None:
         """Drop the client: its contribution does not count. The first reason is kept."""

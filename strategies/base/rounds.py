@@ -274,8 +274,8 @@ class Rounds:
         """
         parts = self.request("push", 0, server_round, fields).contract.pushed
         pushed = parts[: len(parts) - omitted]
-        whole = ((fields, {key: blob_of(key) for key in keys}) for keys in pushed)
-        self.push_parts(server_round, whole, clients)
+        pushes = ((fields, {key: blob_of(key) for key in keys}) for keys in pushed)
+        self.push_parts(server_round, pushes, clients)
 
     def round_seconds(self) -> float:
         """Return the time limit of a round in seconds.
@@ -417,16 +417,16 @@ class Rounds:
         """
         # Requests that this client has not answered yet.
         client = body.header.client
-        own = [entry for entry in pending if entry.seat.client == client]
+        unanswered = [entry for entry in pending if entry.seat.client == client]
         while (
-            len(own) < REQUESTS_AHEAD
+            len(unanswered) < REQUESTS_AHEAD
             and (following := follow_up(last.get(client, body))) is not None
         ):
             # A copy, which does not keep the contract until the end of the round.
             last[client] = replace(following)
-            own.append(self._sent(following))
-            pending.append(own[-1])
-        for place, entry in enumerate(own, start=1):
+            unanswered.append(self._sent(following))
+            pending.append(unanswered[-1])
+        for place, entry in enumerate(unanswered, start=1):
             # A part that a later one has overtaken may be lost, so its deadline is not extended.
             if entry.request.header.part > body.header.part:
                 entry.deadline = self.clock.now() + place * entry.seconds
@@ -468,8 +468,8 @@ class Rounds:
         elsewhere = entry.node_id != seat.node_id
         # The new node of a moved seat has its own attempts.
         if header.attempt >= (2 * attempts if elsewhere else attempts):
-            asked = f"{header.attempt} of {count(max(header.attempt, attempts), 'attempt')}"
-            self._give_up(entry, pending, f"{reason} ({asked})")
+            attempt_text = f"{header.attempt} of {count(max(header.attempt, attempts), 'attempt')}"
+            self._give_up(entry, pending, f"{reason} ({attempt_text})")
             return
         number = header.attempt + 1
         note = {"client": seat.client, "kind": header.kind, "attempt": number, "reason": reason}
@@ -548,10 +548,10 @@ class Rounds:
         except BaseException as error:
             # Not only ``Exception``: parsers of hostile bytes may raise anything.
             self.folder.ledger.record_refused(request.header.client, request.header, reply.content)
-            known = isinstance(error, EspalierError)
+            expected = isinstance(error, EspalierError)
             raise InputError(
                 # The type only: the text of an unexpected error may quote the client's bytes.
-                str(error) if known else f"unexpected {type(error).__name__}"
+                str(error) if expected else f"unexpected {type(error).__name__}"
             ) from None
         self.folder.ledger.record("up", request.header.client, checked, reply.content)
         return checked
@@ -580,11 +580,11 @@ class Rounds:
         The message has the reason of every client that failed. ``what`` is a verb phrase for it,
         and ``of`` the number of clients that were asked, by default ``num-clients``.
         """
-        asked = self.settings.num_clients if of is None else of
-        needed = self.quorum_of(asked)
+        num_asked = self.settings.num_clients if of is None else of
+        needed = self.quorum_of(num_asked)
         if number >= needed:
             return
-        quorum = f"the quorum is {needed} of {'num-clients =' if of is None else 'the'} {asked}"
+        quorum = f"the quorum is {needed} of {'num-clients =' if of is None else 'the'} {num_asked}"
         raise RunFailed(f"{count(number, 'client')} {what}, {quorum}{self.reasons()}")
 
     def quorum_of(self, asked: int) -> int:
@@ -620,8 +620,10 @@ def _waited_for(pending: list[_Pending], now: float) -> str:
     ordered = sorted(first.values(), key=lambda entry: (not entry.seat.approval, entry.seat.site))
     names = []
     for entry in ordered[:NAMED]:
-        asked = f"asked {duration(now - entry.since)} ago; a person there must approve its replies"
-        names.append(f"{entry.seat.site} ({asked})" if entry.seat.approval else entry.seat.site)
+        reminder = (
+            f"asked {duration(now - entry.since)} ago; a person there must approve its replies"
+        )
+        names.append(f"{entry.seat.site} ({reminder})" if entry.seat.approval else entry.seat.site)
     return ", ".join(names) + (f" and {len(ordered) - NAMED} more" if len(ordered) > NAMED else "")
 
 

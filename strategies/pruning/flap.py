@@ -80,19 +80,19 @@ class Flap(Method):
         # A block is asked for several times, for scores and for biases.
         @cache
         def moments(index: int) -> BlockMoments:
-            found = replies.pooled(index)
+            block_moments = replies.pooled(index)
             # Neither a rule nor a limit is in force.
             if as_claimed and limits.off and not trim:
-                return found
-            own = {client: replies.of(client, index) for client in clients}
+                return block_moments
+            client_moments = {client: replies.of(client, index) for client in clients}
             # 2. Limit or trim the moments of each channel.
             for name in ADDED_BIASES:
                 counted = [
-                    own[client][name].counted(int(tokens[client]), factor[client])
+                    client_moments[client][name].counted(int(tokens[client]), factor[client])
                     for client in clients
                 ]
                 if trim:
-                    found[name] = trimmed(counted, trim)
+                    block_moments[name] = trimmed(counted, trim)
                     continue
                 parts, excesses = limited_by_median(counted, SINGLE_NUMBERS * limits.max_ratio)
                 for client, excess in zip(clients, excesses, strict=True):
@@ -100,8 +100,8 @@ class Flap(Method):
                         limits.note(client, (index, name), excess, 1.0)
                 # If no limit has an effect, the moments are those of the exact sums.
                 if not as_claimed or max(excesses) > 1:
-                    found[name] = pooled(parts)
-            return found
+                    block_moments[name] = pooled(parts)
+            return block_moments
 
         # 3. Decide once for all blocks; this asks for every block's moments.
         self._cut(moments)
@@ -139,8 +139,8 @@ class Replies:
 
     def _words(self, client: int, index: int, name: str) -> Words:
         tensor = self._inbox.tensor(client, block_key(index), name)
-        found: Words = tensor.numpy()
-        return found
+        words: Words = tensor.numpy()
+        return words
 
     def of(self, client: int, index: int) -> dict[str, Moments]:
         """Return a client's moments of a block."""
@@ -158,9 +158,9 @@ class Replies:
         """Return the root mean square of each client's inputs, summed over matrices."""
         return {
             client: sum(
-                float((one.square_sum / one.count).mean().sqrt())
+                float((moments.square_sum / moments.count).mean().sqrt())
                 for block in self._plan.blocks
-                for one in self.of(client, block.index).values()
+                for moments in self.of(client, block.index).values()
             )
             for client in self.tokens
         }

@@ -159,17 +159,19 @@ class LlmPruner(Method):
             for client in clients
         }
         # 2. Limit each client's total, then each group's score relative to the median.
-        sizes = {c: float(sum(scores.abs().sum() for scores in own)) for c, own in sent.items()}
+        sizes = {
+            c: float(sum(scores.abs().sum() for scores in tensors)) for c, tensors in sent.items()
+        }
         factor = count_sizes(self.rounds, "scores", sizes)
         scores: dict[int, dict[str, Tensor]] = {index: {} for index in blocks}
         counted: dict[tuple[int, str], list[Tensor]] = {}
         for place, (index, kind) in enumerate(names):
             # The factor makes all scores of one client smaller alike.
-            of_all = self._limited(
+            limited = self._limited(
                 {client: sent[client][place] * factor[client] for client in clients}, (index, kind)
             )
-            scores[index][kind] = sum(of_all, start=torch.zeros(()))
-            counted[index, kind] = of_all
+            scores[index][kind] = sum(limited, start=torch.zeros(()))
+            counted[index, kind] = limited
         # 3. Choose groups, with Fisher information if the settings use it.
         self.limits.tell(self.rounds, "scores of groups")
 
@@ -177,14 +179,14 @@ class LlmPruner(Method):
             """Return the Fisher factors of all clients, stacked along the rows."""
             samples = self.run.settings.data.num_samples
             flat = (inbox.tensor(client, block_key(index), fisher_name(kind)) for client in clients)
-            own = (
+            client_factors = (
                 # Information is a square, so its factor gets the root.
-                read_factor(one, len(scores[index][kind]), samples) * factor[c] ** 0.5
-                for c, one in zip(clients, flat, strict=True)
+                read_factor(tensor, len(scores[index][kind]), samples) * factor[c] ** 0.5
+                for c, tensor in zip(clients, flat, strict=True)
             )
-            scored = zip(own, counted[index, kind], strict=True)
+            scored = zip(client_factors, counted[index, kind], strict=True)
             # Stacked factors of the clients: F^T F is the sum of their information.
-            return torch.cat([_within_scores(one, most) for one, most in scored])
+            return torch.cat([_within_scores(fisher, limits) for fisher, limits in scored])
 
         return taylor_cut(self.run.model, scores, self.job, fisher_of)
 
@@ -192,10 +194,10 @@ class LlmPruner(Method):
         """Return the scores of one kind in a block, limited relative to the median, by client."""
         if self.limits.off:
             return list(scores.values())
-        found = []
+        limited_scores = []
         # Scores can have either sign; their magnitudes are compared.
-        sizes = torch.stack([one.abs() for one in scores.values()])
-        for (client, own), size, limited in zip(
+        sizes = torch.stack([values.abs() for values in scores.values()])
+        for (client, values), size, limited in zip(
             scores.items(), sizes, within_ratio(sizes, self.limits.max_ratio), strict=True
         ):
             beyond = limited != size
@@ -205,9 +207,9 @@ class LlmPruner(Method):
                 worst = int((torch.maximum(size, limited) / smaller).argmax())
                 self.limits.note(client, place, float(size[worst]), float(limited[worst]))
                 # Keep the sign.
-                own = torch.where(beyond, limited.copysign(own), own)
-            found.append(own)
-        return found
+                values = torch.where(beyond, limited.copysign(values), values)
+            limited_scores.append(values)
+        return limited_scores
 
     # ----- scales ---------------------------------------------------------------------------------
 
@@ -233,16 +235,19 @@ class LlmPruner(Method):
             scaled_cuts(self.groups, cut, self._scales(inbox, factor, refused), self.job)
         ):
             blobs.append(blob)
-            kept = {kind: own[~cut[self.groups.at(index, kind)]] for kind, own in scales.items()}
+            kept = {
+                kind: values[~cut[self.groups.at(index, kind)]] for kind, values in scales.items()
+            }
             factors = ", ".join(
-                f"{kind} by {own.min():.2f} to {own.max():.2f}" for kind, own in kept.items()
+                f"{kind} by {values.min():.2f} to {values.max():.2f}"
+                for kind, values in kept.items()
             )
             self.run.progress.step("rescaled", f"block {index}: {factors}", block=index)
         self.limits.tell(self.rounds, "equations of groups")
         self.result.replace(blobs)
         if refused:
-            named = ", ".join(f"{kind} of block {index}" for index, kind in refused)
-            text = f"not rescaled {named}: a scale would be beyond {MAX_SCALE:g}"
+            names = ", ".join(f"{kind} of block {index}" for index, kind in refused)
+            text = f"not rescaled {names}: a scale would be beyond {MAX_SCALE:g}"
             self.run.progress.note("unscaled", text, places=[list(place) for place in refused])
 
     def _scales(
@@ -259,10 +264,10 @@ class LlmPruner(Method):
                 own_joint, own_aims = equations[client]
                 joint = joint + own_joint * counts
                 aims = aims + own_aims * counts
-            found = scales_or_none((joint, aims))
-            if found is None:
+            scales = scales_or_none((joint, aims))
+            if scales is None:
                 refused.append((index, kind))
-            return found
+            return scales
 
         return of
 
@@ -274,28 +279,30 @@ class LlmPruner(Method):
         For each group, both its own squared output and the ratio of its aim to that square are kept
         near the median. A joint matrix is scaled on both sides, so that it stays a Gram matrix.
         """
-        found = {client: self._equations(inbox, client, place) for client in clients}
-        own = torch.stack([joint.diagonal().clamp(min=0) for joint, _ in found.values()])
-        shares = torch.stack([aims for _, aims in found.values()]) / own.where(
-            own > 0, torch.ones(()).double()
+        equations = {client: self._equations(inbox, client, place) for client in clients}
+        squares = torch.stack([joint.diagonal().clamp(min=0) for joint, _ in equations.values()])
+        shares = torch.stack([aims for _, aims in equations.values()]) / squares.where(
+            squares > 0, torch.ones(()).double()
         )
         # Products of two groups' outputs vary twice as much in exponent as scores do.
-        most = self.limits.max_ratio**2
-        within = within_ratio(own, most)
-        near = within_band(shares, most)
+        max_ratio = self.limits.max_ratio**2
+        within = within_ratio(squares, max_ratio)
+        near = within_band(shares, max_ratio)
         for row, client in enumerate(clients):
             # Rescaling rows and columns by s keeps the matrix positive semidefinite; diagonals
             # scale by s^2.
             scales = torch.where(
-                within[row] != own[row], (within[row] / own[row].clamp(min=1e-300)).sqrt(), 1.0
+                within[row] != squares[row],
+                (within[row] / squares[row].clamp(min=1e-300)).sqrt(),
+                1.0,
             )
             if bool((scales != 1).any()) or bool((near[row] != shares[row]).any()):
-                joint, _ = found[client]
+                joint, _ = equations[client]
                 # The aim keeps its limited ratio to the limited square.
-                found[client] = joint * scales[:, None] * scales, near[row] * within[row]
+                equations[client] = joint * scales[:, None] * scales, near[row] * within[row]
                 largest = max(float(scales.max()), 1 / float(scales.min().clamp(min=1e-8))) ** 2
                 self.limits.note(client, place, largest, 1.0)
-        return found
+        return equations
 
     def _size(self, inbox: Inbox, client: int, places: Sequence[tuple[int, str]]) -> float:
         """Return the sum of a client's own squared outputs and absolute aims, over the places."""
@@ -303,8 +310,8 @@ class LlmPruner(Method):
         for place in places:
             key = equation_key(*place)
             aims = inbox.tensor(client, key, AIMS).double()
-            own = diagonal_of(inbox.tensor(client, key, JOINT).numpy(), len(aims))
-            total += float(own.sum()) + float(aims.abs().sum())
+            squares = diagonal_of(inbox.tensor(client, key, JOINT).numpy(), len(aims))
+            total += float(squares.sum()) + float(aims.abs().sum())
         return total
 
 

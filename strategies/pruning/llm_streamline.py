@@ -157,8 +157,8 @@ class LlmStreamline(Method):
         check_labels(model.family, None, str(model.directory / "config.json"))
         job = settings.of(LlmStreamlineSettings)
         blocks = len(model.plan.blocks)
-        for made in require_streamlined(model, job.span(blocks), job.replacement == "layer"):
-            require_form(made, job.form)
+        for candidate in require_streamlined(model, job.span(blocks), job.replacement == "layer"):
+            require_form(candidate, job.form)
 
     def description(self) -> str:
         """Return the main settings in words."""
@@ -249,9 +249,9 @@ class LlmStreamline(Method):
         claimed = {client: float(self._reports[client].samples or 1) for client in clients}
         weights = count_claims(self.rounds, "weight", claimed)
         self.run.progress.begin("averaging", 1)
-        begun = self.result.tensors()
+        initial = self.result.tensors()
         self.result.replace(
-            (name, self._mean(inbox, name, weights, begun[name])) for name in self._shapes()
+            (name, self._mean(inbox, name, weights, initial[name])) for name in self._shapes()
         )
         self.limits.tell(self.rounds)
         self.run.progress.step("averaged", f"the layer of {count(len(clients), 'client')}")
@@ -260,11 +260,11 @@ class LlmStreamline(Method):
         claimed = {client: float(self._tokens[client]) for client in clients}
         # The mean over all tokens of all clients, so clients count by tokens.
         tokens = count_claims(self.rounds, "tokens", claimed)
-        found = torch.stack(
+        stacked = torch.stack(
             [inbox.tensor(client, SIMILARITY_KEY, COSINES).double() for client in clients]
         )
         weights = torch.tensor([tokens[client] for client in clients], dtype=torch.float64)
-        cosines = (self._limited(found, clients) * weights[:, None]).sum(dim=0) / weights.sum()
+        cosines = (self._limited(stacked, clients) * weights[:, None]).sum(dim=0) / weights.sum()
         # The stretch with the highest cosine changes its input least.
         first = most_similar_stretch(cosines)
         self.result.choose(first, cosines.tolist())
@@ -298,7 +298,7 @@ class LlmStreamline(Method):
         return read_adapter(read, name, self._shapes()[name], self.federation.wire_dtype)
 
     def _mean(
-        self, inbox: Inbox, name: str, weights: Mapping[int, float], begun: torch.Tensor
+        self, inbox: Inbox, name: str, weights: Mapping[int, float], initial: torch.Tensor
     ) -> torch.Tensor:
         """Return the mean of one tensor: float32, summed in float64 in client order.
 
@@ -306,12 +306,12 @@ class LlmStreamline(Method):
         the mean is added to the initial value. Only one client's tensor is in memory at a time.
         """
         differ = self.federation.sends_differences
-        start = begun.to(torch.float64)
+        start = initial.to(torch.float64)
         sizes = {}
         # First pass: norms of the changes. The second pass reads each tensor again.
         for client in weights:
             sent = self._sent(inbox, client, name)
-            sizes[client] = root_mean_square(sent if differ else sent - begun)
+            sizes[client] = root_mean_square(sent if differ else sent - initial)
         factors = self.limits.factors(name, sizes)
         mean = torch.zeros(self._shapes()[name], dtype=torch.float64)
         for client, weight in weights.items():
@@ -323,4 +323,4 @@ class LlmStreamline(Method):
             mean += sent * weight
         # The mean of differences is added to the exact value, not to the rounded one that was sent.
         mean /= sum(weights.values())
-        return (mean + begun if differ else mean).to(torch.float32)
+        return (mean + initial if differ else mean).to(torch.float32)

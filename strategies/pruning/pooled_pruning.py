@@ -73,9 +73,9 @@ class PooledResult(MaskResult):
 
     def sums(self, index: int) -> dict[str, Tensor]:
         """Return the sums of squares of a block, float64, by the first matrix of each input."""
-        found = unpack_tensors(self.store.get(self.sum_blobs[index]))
+        arrays = unpack_tensors(self.store.get(self.sum_blobs[index]))
         # Unpacked values are read-only; torch needs memory that it may write.
-        return {name: torch.from_numpy(values.copy()) for name, values in found.items()}
+        return {name: torch.from_numpy(values.copy()) for name, values in arrays.items()}
 
     def report(self) -> dict[str, Any]:
         """Return the count of the sums, by its unit; a list by block if they differ."""
@@ -124,7 +124,7 @@ class PooledPruning(Masking):
             block = self.run.model.plan.blocks[index]
             replies = {client: BlockSums(inbox, client, index) for client in clients}
             # Counts are limited first, since they weight the numbers of every channel.
-            counts = self._counts({client: own.count for client, own in replies.items()})
+            counts = self._counts({client: reply.count for client, reply in replies.items()})
             sums = {
                 name: self._sum(name, replies, counts, limits)
                 # Matrices with the same input share its sums, so each input appears once.
@@ -169,13 +169,15 @@ class PooledPruning(Masking):
     ) -> Tensor:
         """Return the sum of all clients' numbers by the rule; for a mean the exact one."""
         bits = fraction_bits(self.run.settings)
-        words = {client: own.words(name) for client, own in replies.items()}
+        words = {client: reply.words(name) for client, reply in replies.items()}
         # Exact in fixed point: the sum over all clients, which a mean uses directly.
         exact = self._numbers(summed(list(words.values())))
         if not self._compares(len(replies)):
             return exact
         # Per token or client, so that clients with different counts can be compared.
-        sent = torch.stack([from_words(own, bits) / replies[k].count for k, own in words.items()])
+        sent = torch.stack(
+            [from_words(values, bits) / replies[k].count for k, values in words.items()]
+        )
         if trim := self.federation.trim(len(replies)):
             weighed = [float(counts[client]) for client in replies]
             return trimmed_mean(list(sent), weighed, trim) * sum(weighed)
@@ -189,7 +191,7 @@ class PooledPruning(Masking):
                 limits.note(client, (replies[client].index, name), excess, 1.0)
         weights = torch.tensor([counts[client] for client in replies], dtype=torch.float64)
         # With all counts unchanged, only channels that were clipped differ from the exact sum.
-        untouched = all(counts[client] == own.count for client, own in replies.items())
+        untouched = all(counts[client] == reply.count for client, reply in replies.items())
         # Numbers that no limit changes stay those of the pooled samples, bit by bit.
         changed = (sent != limited).any(dim=0) if untouched else torch.ones_like(exact).bool()
         return torch.where(changed, (limited * weights[:, None]).sum(dim=0), exact)
@@ -234,5 +236,5 @@ class BlockSums:
     def words(self, name: str) -> FixedPoint:
         """Return the sums of one input in fixed point, (2, channels), uint64."""
         tensor = self.inbox.tensor(self.client, block_key(self.index), squares_name(name))
-        found: FixedPoint = tensor.numpy()
-        return found
+        words: FixedPoint = tensor.numpy()
+        return words

@@ -180,14 +180,14 @@ class SliceGpt(Method):
         mean = unpacked(mean / total, width)
         excess = torch.zeros_like(mean)
         for client, weight in weights.items() if self._limits(weights) else ():
-            own = unpacked(inbox.tensor(client, place, MOMENTS).to(torch.float64), width)
+            moments = unpacked(inbox.tensor(client, place, MOMENTS).to(torch.float64), width)
             # The mean of the other clients is the bound for this one.
-            others = (mean * total - own * weight) / (total - weight)
-            limited, largest = limited_moments(own, others, self.limits.max_ratio)
-            if limited is not own:
+            others = (mean * total - moments * weight) / (total - weight)
+            limited, largest = limited_moments(moments, others, self.limits.max_ratio)
+            if limited is not moments:
                 # What a limit takes from a client is subtracted from the mean, once for all
                 # clients.
-                excess += (own - limited) * (weight / total)
+                excess += (moments - limited) * (weight / total)
                 self.limits.note(client, place, largest, 1.0)
         return mean - excess
 
@@ -198,8 +198,8 @@ class SliceGpt(Method):
         """Compute a basis for each place, one at a time."""
         names = places(self.plan)
         self.run.progress.begin("slicing", len(names))
-        for name, found in zip(names, moments, strict=True):
-            kept = self.result.take(found)
+        for name, moment in zip(names, moments, strict=True):
+            kept = self.result.take(moment)
             self.run.progress.step(
                 "sliced", f"{name}: {kept:.2%} of the signals kept", place=name, kept=kept
             )

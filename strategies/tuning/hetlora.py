@@ -62,8 +62,8 @@ class HetLoRA(Tuning):
         mean = None
         if self.job.rank_weights == "holders":
             # Ranks that clients hold, not the limits that they were given.
-            held = [averager.reports[client].rank for client in updates.clients]
-            mean = partial(self._mean_of_holders, held)
+            ranks = [averager.reports[client].rank for client in updates.clients]
+            mean = partial(self._mean_of_holders, ranks)
         averager.average(updates, weights, averager.limits_after(server_round), mean)
         self._note_energy(server_round)
 
@@ -106,28 +106,29 @@ class HetLoRA(Tuning):
             # Given by the settings.
             return {client: self.job.rank_limit_of(client, lora) for client in seats}
         counted = counted_capabilities(self.rounds, "lora.ranks")
-        most = max(counted.values())
+        largest = max(counted.values())
         # At least 1, so that a slow client can take part.
         return {
-            client: max(1, round(lora.rank * (value / most))) for client, value in counted.items()
+            client: max(1, round(lora.rank * (value / largest)))
+            for client, value in counted.items()
         }
 
     def _adopt_ranks(self, clients: list[int]) -> None:
         """Use the ranks that self-pruning left in the clients' next rounds."""
-        left = {client: self.averager.reports[client].rank for client in clients}
-        for client, rank in left.items():
+        ranks = {client: self.averager.reports[client].rank for client in clients}
+        for client, rank in ranks.items():
             seat = self.rounds.roster.seats[client]
             if rank < self._rank_of(seat):
                 text = f"{seat.site} continues with rank {rank} of {self._rank_of(seat)}"
                 self.run.progress.note("rank_pruned", text, client=client, lora_rank=rank)
         # Clients without a reply keep their rank.
-        self._ranks = (self._ranks or {}) | left
+        self._ranks = (self._ranks or {}) | ranks
 
     # ----- the ranks of the mean ------------------------------------------------------------------
 
     def _mean_of_holders(
         self,
-        held: list[int],
+        ranks: list[int],
         key: str,
         adapter: Adapter,
         factors: list[Factors],
@@ -137,8 +138,8 @@ class HetLoRA(Tuning):
         tensors = self.result.tensors(key)
         before = Factors(tensors[adapter.name_b], tensors[adapter.name_a], adapter.scaling)
         mean = holder_update_mean if self.job.averages_updates else holder_mean
-        found = mean(factors, held, weights, before)
-        return adapter.named(found.b, found.a)
+        averaged = mean(factors, ranks, weights, before)
+        return adapter.named(averaged.b, averaged.a)
 
     def _note_energy(self, server_round: int) -> None:
         """Record the energy of each rank of the new global update, and show the first and last."""
@@ -158,8 +159,8 @@ class HetLoRA(Tuning):
         squares: dict[int, list[float]] = {client: [] for client in updates.clients}
         # Matrix by matrix, because all factors of all clients would not fit in memory.
         for index, adapter in self.result.adapters:
-            found = updates.factors(block_key(index), adapter)
-            for client, factors in zip(updates.clients, found, strict=True):
+            all_factors = updates.factors(block_key(index), adapter)
+            for client, factors in zip(updates.clients, all_factors, strict=True):
                 squares[client].append(norm(factors) ** 2)
         # ``fsum`` is exact, so the order of matrices has no effect.
         norms = {client: math.sqrt(math.fsum(values)) for client, values in squares.items()}

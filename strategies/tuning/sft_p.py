@@ -101,7 +101,7 @@ class SftP(Tuning):
         roster = self.rounds.roster
         number = len(roster.seats)
         # Clients that come late have no part in the shared generator.
-        on_time = [one for one in roster.active() if not self.job.is_late(one.client, number)]
+        on_time = [seat for seat in roster.active() if not self.job.is_late(seat.client, number)]
         limits = self.averager.draw(server_round, on_time)
         selection = self.averager.prepare(server_round, limits)
         # The quorum of a round counts the clients that could be asked.
@@ -117,5 +117,5 @@ class SftP(Tuning):
         """
         # It has an untrained embedding otherwise.
         fits = not seat.rounds and self.job.fits_local_baseline(self.run.settings.federation)
-        wanted = self.job.has_local_baseline and (self.job.keep_models or fits)
-        return BaselineOrder(fits=fits) if wanted else None
+        needed = self.job.has_local_baseline and (self.job.keep_models or fits)
+        return BaselineOrder(fits=fits) if needed else None

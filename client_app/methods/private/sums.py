@@ -29,9 +29,9 @@ def train(site: Site, request: MessageBody) -> MessageBody:
         # Poisson sampling: each record takes part with this probability, independently of the
         # others.
         for record in bits.sampled(len(sequences), guarantee.draw.sampling_rate):
-            most = site.settings.privacy.max_sequences
+            max_sequences = site.settings.privacy.max_sequences
             # A record contributes a bounded number of sequences.
-            for place in bits.chosen(range(len(sequences[record])), most):
+            for place in bits.chosen(range(len(sequences[record])), max_sequences):
                 records.append(record)
                 chosen.append(sequences[record][place])
         samples, lengths = padded(chosen, site.settings.data.sequence_length)

@@ -103,7 +103,7 @@ def _pushed(site: Site, header: Header, decided: int, *, scaled: bool) -> Edits:
     """Return the edits of the first ``decided`` blocks, as the server pushed them."""
     parts = decided_parts(site.model.plan, site.settings, decided)
     store, hashes, decisions = pushed_parts(site, header, len(parts))
-    voters = [number for one in decisions for number in validate(Decision, one).num_voters]
+    voters = [number for fields in decisions for number in validate(Decision, fields).num_voters]
     return _edits(site, lambda key: store.get(hashes[key]), dict(enumerate(voters)), scaled=scaled)
 
 

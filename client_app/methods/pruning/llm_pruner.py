@@ -54,9 +54,11 @@ def _score(site: Site, request: MessageBody) -> MessageBody:
     job = site.settings.of(LlmPrunerSettings)
 
     def blobs(samples: Tensor) -> list[bytes]:
-        asked = site.settings.data.num_samples
-        scores = taylor_scores(site.model, site.computing, samples, job, asked, max_rows=asked)
-        return [pack_scores(own) for own in scores.values()]
+        num_samples = site.settings.data.num_samples
+        scores = taylor_scores(
+            site.model, site.computing, samples, job, num_samples, max_rows=num_samples
+        )
+        return [pack_scores(block_scores) for block_scores in scores.values()]
 
     return answer_from_samples(site, request, blobs)
 
@@ -70,8 +72,8 @@ def _measure(site: Site, request: MessageBody) -> MessageBody:
 
     def blobs(samples: Tensor) -> list[bytes]:
         stream = BlockStream(site.model, site.computing)
-        found = normal_equations(stream, samples, cut, job, site.settings.data.num_samples)
-        return [pack_statistics({JOINT: packed(joint), AIMS: aims}) for joint, aims in found]
+        equations = normal_equations(stream, samples, cut, job, site.settings.data.num_samples)
+        return [pack_statistics({JOINT: packed(joint), AIMS: aims}) for joint, aims in equations]
 
     return answer_from_samples(site, request, blobs)
 
@@ -86,8 +88,8 @@ def local_baseline(site: Site, request: MessageBody) -> MessageBody:
         header = request.header
         job = site.settings.of(LlmPrunerSettings)
         samples = samples_of(site, header)
-        asked = site.settings.data.num_samples
-        made = tuned_by_one(site.model, site.computing, samples, job, asked)
+        num_samples = site.settings.data.num_samples
+        made = tuned_by_one(site.model, site.computing, samples, job, num_samples)
         store = state.blobs(header.server_round)
         return {CUT: [store.put(blob) for blob in made]}
 

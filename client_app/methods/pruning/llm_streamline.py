@@ -94,14 +94,14 @@ def _train(site: Site, state: PrivateState, request: MessageBody) -> LayerReport
     first = first_layer(site.model, start)
     blobs = start_blobs(site, request)
     # In round 2 the layer begins as the base model's block.
-    begun = read_layer(blobs, first, federation) if blobs else first
+    initial = read_layer(blobs, first, federation) if blobs else first
     samples = samples_of(site, header)
     stretch = _stretch(site, state, samples, start)
     # Round 1 does not train.
     first_step = (header.server_round - 2) * steps
-    tensors, outcome = _trained(site, stretch, begun, first_step, steps, header)
+    tensors, outcome = _trained(site, stretch, initial, first_step, steps, header)
     # Relative to what the client began with, before rounding for the wire.
-    sent = differences(tensors, begun) if federation.sends_differences else tensors
+    sent = differences(tensors, initial) if federation.sends_differences else tensors
     store = state.blobs(header.server_round)
     return LayerReport(
         seconds=time.monotonic() - started,
@@ -117,7 +117,7 @@ def _train(site: Site, state: PrivateState, request: MessageBody) -> LayerReport
 def _trained(
     site: Site,
     stretch: Stretch,
-    begun: dict[str, Tensor],
+    initial: dict[str, Tensor],
     first_step: int,
     steps: int,
     header: Header,
@@ -140,7 +140,7 @@ def _trained(
 
     require_enough(range(first_step, first_step + steps))
     # The check is repeated after training: skipped steps contribute no tokens.
-    tensors, outcome = training.run(begun, first_step, steps)
+    tensors, outcome = training.run(initial, first_step, steps)
     require_enough(outcome.weighed)
     return tensors, outcome
 
@@ -163,15 +163,15 @@ def _stretch(site: Site, state: PrivateState, samples: Tensor, start: int) -> St
             with store.opened(kept["before"]) as before, store.opened(kept["behind"]) as behind:
                 states = stream.resume(samples, before), stream.resume(samples, behind)
                 return Stretch(stream, samples, start, *states)
-    found = Stretch.walked(stream, samples, start, _span(site))
+    stretch = Stretch.walked(stream, samples, start, _span(site))
     hashes = {
-        "before": store.put_pieces(found.before.pieces()),
-        "behind": store.put_pieces(found.behind.pieces()),
+        "before": store.put_pieces(stretch.before.pieces()),
+        "behind": store.put_pieces(stretch.behind.pieces()),
     }
     state.save_lasting(STRETCH, {"walked": walked, **hashes})
     # States are large, so only those of the last stretch stay.
     store.keep_only(hashes.values())
-    return found
+    return stretch
 
 
 def local_baseline(site: Site, request: MessageBody) -> MessageBody:

@@ -80,9 +80,11 @@ def local_baseline(site: Site, request: MessageBody) -> MessageBody:
 def evaluate(site: Site, request: MessageBody) -> Evaluation:
     """Prepare to evaluate the local baseline, and all models on the client's own text."""
     store, hashes = _own_masks(site, request.header)
-    own = _edits(site, lambda key: store.get(hashes[key]))
+    local_edits = _edits(site, lambda key: store.get(hashes[key]))
     blocks = len(site.model.plan.blocks)
-    return prepare_evaluation(site, request, own, lambda: _pushed(site, request.header, blocks))
+    return prepare_evaluation(
+        site, request, local_edits, lambda: _pushed(site, request.header, blocks)
+    )
 
 
 def _own_masks(site: Site, header: Header) -> tuple[BlobStore, dict[str, str]]:

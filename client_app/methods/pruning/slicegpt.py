@@ -97,7 +97,9 @@ def _width(site: Site) -> int:
 
 def _kept_bases(site: Site, store: BlobStore, moments: Iterable[Tensor]) -> list[str]:
     """Store the basis of each place, and return the hashes."""
-    return [store.put(pack_statistics({BASIS: basis_of(own, _width(site))[0]})) for own in moments]
+    return [
+        store.put(pack_statistics({BASIS: basis_of(moment, _width(site))[0]})) for moment in moments
+    ]
 
 
 def _sliced(site: Site, store: BlobStore, bases: list[str]) -> OpenedModel:
@@ -115,13 +117,13 @@ def _alone(site: Site, header: Header) -> OpenedModel:
     hashes = stored_reply(site, header, "moments")["report"]["blob_sha256"]
     # The bases are stored, because their eigendecompositions take long.
     # Computed at the first evaluation, and reused after.
-    known = state.load(header.server_round, BASES)
-    if known is None:
+    document = state.load(header.server_round, BASES)
+    if document is None:
         dense = dense_width(site.model.plan)
         moments = (unpacked(read_statistics(store.get(blob))[MOMENTS], dense) for blob in hashes)
-        known = {BASES: _kept_bases(site, store, moments)}
-        state.save(header.server_round, BASES, known)
-    return _sliced(site, store, known[BASES])
+        document = {BASES: _kept_bases(site, store, moments)}
+        state.save(header.server_round, BASES, document)
+    return _sliced(site, store, document[BASES])
 
 
 def _federated(site: Site, header: Header) -> OpenedModel:

@@ -218,15 +218,15 @@ def local_baseline(site: Site, request: MessageBody, additions: Additions = NOTH
     """
 
     def make(state: PrivateState) -> dict[str, Any]:
-        asked = validate(BaselineOrder, request.fields).rank_limit
+        rank_limit = validate(BaselineOrder, request.fields).rank_limit
         # Without an order the limit is that of the settings.
-        limit = asked or site.settings.of(AdapterAveraging).rank_limit_of(
+        limit = rank_limit or site.settings.of(AdapterAveraging).rank_limit_of(
             request.header.client, site.settings.lora
         )
         # The first order has the rank from before any self-pruning.
         order = state.load_lasting(FIRST_ORDER) or {"rank_limit": limit}
-        whole = trained(site.model.plan, site.settings, order["rank_limit"])
-        adapters = of_all_rounds(whole, site.settings)
+        plan = trained(site.model.plan, site.settings, order["rank_limit"])
+        adapters = of_all_rounds(plan, site.settings)
         blobs = _train_local_baseline(site, state, request.header, adapters, additions)
         return {"rank_limit": order["rank_limit"], "blobs": blobs}
 
@@ -256,7 +256,7 @@ def evaluate(site: Site, request: MessageBody, additions: Additions = NOTHING) -
     The local baseline has the client's own rank. The federated adapters have the full rank.
     """
     header = request.header
-    whole = trained(site.model.plan, site.settings)
+    plan = trained(site.model.plan, site.settings)
     # The baseline was made with the client's own rank.
     made = stored_local_baseline(site, request.header)
     adapters = trained(site.model.plan, site.settings, made["rank_limit"])
@@ -264,22 +264,22 @@ def evaluate(site: Site, request: MessageBody, additions: Additions = NOTHING) -
     alone = {key: load(store.get(blob)) for key, blob in made["blobs"].items()}
 
     # Folded updates make the result's rank larger than the trained one.
-    result = result_plan(whole, site.settings)
+    result = result_plan(plan, site.settings)
 
     def federated() -> Tensors:
         # The result is pushed as if for one more round.
         end = result_header(header)
-        num_parts = len(parts(whole, site.settings, end.server_round))
+        num_parts = len(parts(plan, site.settings, end.server_round))
         blobs = pushed_blobs(site, end, num_parts)
-        found = begins_with(site, whole, blobs, server_round=end.server_round)
-        plain = {key: plain_tensors(whole, key, block) for key, block in found.items()}
+        tensors = begins_with(site, plan, blobs, server_round=end.server_round)
+        plain = {key: plain_tensors(plan, key, block) for key, block in tensors.items()}
         return {key: joined_tensors(result, key, block) for key, block in plain.items()}
 
     if site.settings.task.name == TEXT:
-        own = _edits(adapters, alone, additions)
+        local_edits = _edits(adapters, alone, additions)
         before = _edits(result, {}, additions)
         return prepare_evaluation(
-            site, request, own, lambda: _edits(result, federated(), additions), before
+            site, request, local_edits, lambda: _edits(result, federated(), additions), before
         )
     # Pushed adapters are needed only for the comparison on own text.
     pushed: Tensors = federated() if request.fields["own_text"] else {}
@@ -313,10 +313,10 @@ def result_plan(whole: AdapterPlan, settings: RunSettings) -> AdapterPlan:
     return joined_plan(replace(whole, bases=""), folded)
 
 
-def _padded(whole: AdapterPlan, tensors: Tensors) -> dict[str, dict[str, Tensor]]:
+def _padded(plan: AdapterPlan, tensors: Tensors) -> dict[str, dict[str, Tensor]]:
     """Return adapters padded with zeros to the full rank, which does not change the update."""
     padded: dict[str, dict[str, Tensor]] = {}
-    for key, shapes in whole.shapes().items():
+    for key, shapes in plan.shapes().items():
         for name, shape in shapes.items():
             # Zeros add nothing to the product B A.
             value = torch.zeros(shape)

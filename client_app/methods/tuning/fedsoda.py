@@ -112,12 +112,12 @@ def stored_emulator(state: PrivateState, aligned: int | None = None) -> StoredEm
         aligned = (state.load_lasting(LAST) or {"aligned": NEVER})["aligned"]
     if aligned == NEVER:
         return StoredEmulator([], {})
-    found = next((stored for stored in kept if stored["aligned"] == aligned), None)
-    if found is None:
+    emulator = next((stored for stored in kept if stored["aligned"] == aligned), None)
+    if emulator is None:
         raise StateLost("train: the site has the emulator's LoRA of a different round")
     return StoredEmulator(
-        found["blocks"],
-        {key: blob for part in found["parts"].values() for key, blob in part.items()},
+        emulator["blocks"],
+        {key: blob for part in emulator["parts"].values() for key, blob in part.items()},
     )
 
 
@@ -184,19 +184,19 @@ def _emulator(
     blobs = stored.blobs(state)
     plan = emulator_adapters(site.model.plan, settings, stored.blocks)
     # A part may be missing if the push was interrupted.
-    if lacking := sorted(plan.shapes().keys() - blobs.keys()):
+    if missing := sorted(plan.shapes().keys() - blobs.keys()):
         raise StateLost(
-            f"train: of the emulator's LoRA {', '.join(lacking)} was not sent to this site"
+            f"train: of the emulator's LoRA {', '.join(missing)} was not sent to this site"
         )
-    found = {
+    tensors = {
         key: unpack_adapters(shapes, blobs[key], settings.federation.wire_dtype)
         for key, shapes in plan.shapes().items()
     }
     # Differences are relative to the initial values, which the seed determines.
     if not settings.of(FedSodaSettings).pushes_differences(settings.federation):
-        return plan, found
+        return plan, tensors
     first = initial_values(site.model, plan, settings.seed)
-    return plan, {key: sums(first[key], block) for key, block in found.items()}
+    return plan, {key: sums(first[key], block) for key, block in tensors.items()}
 
 
 class _Pull:

@@ -76,10 +76,10 @@ def keep_measured(state: PrivateState, server_round: int, cut: Cut, values: Tens
     """
     if values is None:
         return
-    whole = torch.zeros(len(cut), dtype=torch.float64)
+    all_values = torch.zeros(len(cut), dtype=torch.float64)
     # Over all groups of the uncut model; 0 for those that are cut.
-    whole[torch.from_numpy(~cut)] = values
-    kept = {GROUPS: {"values": whole, "cut": torch.from_numpy(cut.copy())}}
+    all_values[torch.from_numpy(~cut)] = values
+    kept = {GROUPS: {"values": all_values, "cut": torch.from_numpy(cut.copy())}}
     client_state.keep(state, client_state.IMPORTANCE, server_round, kept)
 
 
@@ -143,24 +143,26 @@ class CutModel:
 def train(site: Site, request: MessageBody) -> MessageBody:
     """Train the round's adapters and reply with the first part. Each round is answered once."""
     order = validate(Order, request.fields)
-    own = CutModel(site, request.blobs.get(STRUCTURE), order.rank_limit)
+    cut_model = CutModel(site, request.blobs.get(STRUCTURE), order.rank_limit)
 
     def work(state: PrivateState) -> SpineReport:
         require_own_data(site, request.header)
-        return _train(site, state, request, own)
+        return _train(site, state, request, cut_model)
 
     # The cut and the adapters are both inputs of the answer.
     return answer_once(site, request, work, lambda _: start_hashes(site, request, first=FIRST_PART))
 
 
-def _train(site: Site, state: PrivateState, request: MessageBody, own: CutModel) -> SpineReport:
+def _train(
+    site: Site, state: PrivateState, request: MessageBody, cut_model: CutModel
+) -> SpineReport:
     """Train, store all blobs and the measured importances, and return the report."""
     started = time.monotonic()
     server_round = request.header.server_round
     start = round_adapters.begins_with(
-        site, own.adapters, start_blobs(site, request, first=FIRST_PART)
+        site, cut_model.adapters, start_blobs(site, request, first=FIRST_PART)
     )
-    training, watch = _training(site, own, request.header.client)
+    training, watch = _training(site, cut_model, request.header.client)
     steps = site.settings.training.steps
     first_step = (server_round - 1) * steps
     # The check is repeated after training: skipped steps contribute no tokens.
@@ -176,7 +178,7 @@ def _train(site: Site, state: PrivateState, request: MessageBody, own: CutModel)
         loss_after = loss_of(training, tensors, numbers)
     adapter_averaging.require_enough(site, training, outcome.weighed)
     # They stay here and decide the next cut.
-    keep_measured(state, server_round, own.cut, watch.importance)
+    keep_measured(state, server_round, cut_model.cut, watch.importance)
     limit = validate(Order, request.fields).rank_limit
     seconds = time.monotonic() - started
     hashes = round_adapters.keep_blobs(site, state, server_round, tensors, start, limit)
@@ -189,20 +191,22 @@ def _train(site: Site, state: PrivateState, request: MessageBody, own: CutModel)
     )
 
 
-def _training(site: Site, own: CutModel, client: int) -> tuple[AdapterTraining, GroupImportance]:
+def _training(
+    site: Site, cut_model: CutModel, client: int
+) -> tuple[AdapterTraining, GroupImportance]:
     """Return a device's training, and the observer that measures its prunable groups."""
     settings = site.settings
     watch = GroupImportance(
-        own.model, own.adapters, lambda: training.adapted, settings.of(FedSpineSettings)
+        cut_model.model, cut_model.adapters, lambda: training.adapted, settings.of(FedSpineSettings)
     )
     training = AdapterTraining(
-        model=own.model,
+        model=cut_model.model,
         computing=site.computing,
         settings=settings,
-        adapters=own.adapters,
+        adapters=cut_model.adapters,
         sequences=client_sequences(settings, site.node, site.model, client),
         seed=derive_seed(settings.seed, "training", client=client),
-        cache_folder=own.cache_folder,
+        cache_folder=cut_model.cache_folder,
         load=site.load,
         observer=watch,
     )
@@ -226,8 +230,8 @@ def measured_sequences(site: Site, training: AdapterTraining, steps: Sequence[in
     enough = site.node.fewest_tokens()
     tokens = 0
     # As few sequences as the policy permits, because each is measured twice.
-    for place, found in enumerate(training.sequences.tokens(numbers), start=1):
-        tokens += found
+    for place, num_tokens in enumerate(training.sequences.tokens(numbers), start=1):
+        tokens += num_tokens
         if place >= MEASURED and tokens >= enough:
             return numbers[:place]
     return numbers
@@ -259,20 +263,20 @@ def local_baseline(site: Site, request: MessageBody) -> MessageBody:
 
     def make(state: PrivateState) -> dict[str, Any]:
         if (target := own_folder(site, state)) is not None:
-            own, tensors = _pushed(site, request.header)
+            cut_model, tensors = _pushed(site, request.header)
             # An encoder has a head, which is written with it.
-            if own.adapters.head:
-                write_own_encoder(site, own.model, own.adapters, tensors, target)
+            if cut_model.adapters.head:
+                write_own_encoder(site, cut_model.model, cut_model.adapters, tensors, target)
             else:
-                write_own(site, own.model, _edits(own, tensors), target)
+                write_own(site, cut_model.model, _edits(cut_model, tensors), target)
         return {}
 
     return make_local_baseline(site, request, make)
 
 
-def _edits(own: CutModel, tensors: Tensors) -> Edits:
+def _edits(cut_model: CutModel, tensors: Tensors) -> Edits:
     """Return the edits that merge LoRA into the smaller model."""
-    return merged(own.adapters, tensors)
+    return merged(cut_model.adapters, tensors)
 
 
 def evaluate(site: Site, request: MessageBody) -> Evaluation:
@@ -280,10 +284,12 @@ def evaluate(site: Site, request: MessageBody) -> Evaluation:
 
     With ``own_text`` it is also compared with the dense model on the device's own held-out data.
     """
-    own, tensors = _pushed(site, request.header)
+    cut_model, tensors = _pushed(site, request.header)
     if site.settings.task.name == TEXT:
-        edits = _edits(own, tensors)
-        return prepare_evaluation(site, request, (own.model, edits), lambda: (own.model, edits))
+        edits = _edits(cut_model, tensors)
+        return prepare_evaluation(
+            site, request, (cut_model.model, edits), lambda: (cut_model.model, edits)
+        )
 
     def model_of(name: str) -> Any:
         if name == "dense":
@@ -293,7 +299,11 @@ def evaluate(site: Site, request: MessageBody) -> Evaluation:
                 site.model, site.computing, site.settings, untrained, round_adapters.cache_of(site)
             ).whole
         adapted = site.load(
-            own.model, site.computing, site.settings, own.adapters, own.cache_folder
+            cut_model.model,
+            site.computing,
+            site.settings,
+            cut_model.adapters,
+            cut_model.cache_folder,
         )
         adapted.set(tensors)
         return adapted.whole
@@ -305,6 +315,6 @@ def _pushed(site: Site, header: Header) -> tuple[CutModel, Tensors]:
     """Return the final cut and adapters of this device."""
     # The first part contains the cut, and the number of parts follows from the cut.
     store, hashes, _ = pushed_parts(site, result_header(header), 1)
-    own = CutModel(site, store.get(hashes[STRUCTURE]))
-    blobs = pushed_blobs(site, result_header(header), len(parts(own.adapters, site.settings)))
-    return own, round_adapters.begins_with(site, own.adapters, blobs)
+    cut_model = CutModel(site, store.get(hashes[STRUCTURE]))
+    blobs = pushed_blobs(site, result_header(header), len(parts(cut_model.adapters, site.settings)))
+    return cut_model, round_adapters.begins_with(site, cut_model.adapters, blobs)

@@ -61,7 +61,7 @@ def _cut(site: Site, state: PrivateState, request: MessageBody) -> bytes:
     values = measured_importance(state, number, before)
     # Importances that led to a cut already must not lead to another one.
     used: dict[str, str] = state.load_lasting(MEASURED) or {}
-    earlier = [int(one) for one in used if int(one) < number]
+    earlier = [int(key) for key in used if int(key) < number]
     measured = "" if values is None else sha256(values.tobytes())
     # Without a new measurement the cut of the request stays.
     if values is None or (earlier and measured == used[str(max(earlier))]):

@@ -65,18 +65,18 @@ class SelfPruning:
 
         It has a gradient if the tensors have one.
         """
-        found = []
+        norms = []
         for index, adapter in self.adapters:
             block = tensors[block_key(index)]
             # Matrices whose own rank is below the tail have none.
             if adapter.rank > self.kept:
-                found.append(
+                norms.append(
                     tail_norm(
                         Factors(block[adapter.name_b], block[adapter.name_a], adapter.scaling),
                         self.kept,
                     )
                 )
-        return torch.stack(found).sum()
+        return torch.stack(norms).sum()
 
     @property
     def penalty(self) -> Callable[[Tensors], Tensor] | None:

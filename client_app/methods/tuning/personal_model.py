@@ -97,13 +97,14 @@ def _removed_if_wrong(target: Path) -> Iterator[None]:
 def _card(site: Site, model: OpenedModel) -> str:
     """Return the README of the model folder."""
     parameters = model.plan.num_parameters
-    whole = site.model.plan.num_parameters
+    base_parameters = site.model.plan.num_parameters
     loader = model.family.auto_class
     has_read = "text" if model.family.kind == "decoder" else "items"
     made = (
         f"Made by Espalier ({site.settings.method}) at {site.name} of a run of"
-        f" {count(site.settings.num_clients, 'client')}: {parameters:,} parameters of {whole:,},"
-        f" LoRA merged. It was pruned for this client's {has_read}; nobody else has it."
+        f" {count(site.settings.num_clients, 'client')}: {parameters:,} parameters of"
+        f" {base_parameters:,}, LoRA merged. It was pruned for this client's {has_read}; nobody"
+        " else has it."
     )
     return f"""# A smaller model of one client
 

@@ -50,29 +50,31 @@ def begins_with(
     _require_all(received, blobs, site.settings)
     # The check of the order decoded its own blobs. Other parts come from the client state.
     decoded = {} if site.request is None else site.request.tensors
-    found = {
+    tensors = {
         key: decoded.pop(key, None) or unpack_adapters(shapes, blobs[key], federation.wire_dtype)
         for key, shapes in received.shapes().items()
     }
     differ = job.pushes_differences(federation)
     # Only some factors were sent, or differences: the others have their initial values.
     if not differ and received.factors == FACTORS and not received.bases:
-        return found
-    begun = first()
+        return tensors
+    initial = first()
     return {
-        key: {**begun[key], **(sums(begun[key], block) if differ else block)}
-        for key, block in found.items()
+        key: {**initial[key], **(sums(initial[key], block) if differ else block)}
+        for key, block in tensors.items()
     }
 
 
 def _require_all(adapters: AdapterPlan, blobs: Mapping[str, bytes], settings: RunSettings) -> None:
     """Raise InputError if a blob is missing, or contains the tensors of another model."""
     specs = blob_specs(adapters, settings)
-    begun = "train: of the adapters that the work begins with"
-    if lacking := sorted(specs.keys() - blobs.keys()):
-        raise InputError(f"{begun} {', '.join(lacking)} were not sent to this client")
-    if other := sorted(key for key, own in specs.items() if tensor_specs(blobs[key]) != own):
-        raise InputError(f"{begun} {', '.join(other)} are those of another model")
+    prefix = "train: of the adapters that the work begins with"
+    if missing := sorted(specs.keys() - blobs.keys()):
+        raise InputError(f"{prefix} {', '.join(missing)} were not sent to this client")
+    if other := sorted(
+        key for key, expected in specs.items() if tensor_specs(blobs[key]) != expected
+    ):
+        raise InputError(f"{prefix} {', '.join(other)} are those of another model")
 
 
 def keep_blobs(
@@ -99,8 +101,8 @@ def keep_blobs(
     # Errors from before this round, so a repeated round adds the same ones.
     owed = client_state.before(state, FEEDBACK, server_round) if feeds_back else {}
     losses = {}
-    for key, whole in tensors.items():
-        block = {name: value for name, value in whole.items() if sent.trains(name)}
+    for key, factors in tensors.items():
+        block = {name: value for name, value in factors.items() if sent.trains(name)}
         # Differences are taken before rounding; what rounding loses goes into the next round.
         block = differences(block, start[key]) if federation.sends_differences else block
         # The rank may have become lower since the errors were stored.

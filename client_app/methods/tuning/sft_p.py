@@ -80,10 +80,10 @@ class SmallerModel:
         plan = site.model.plan
         gates = ResidualGates(plan)
         # The input of the generator: the embedding, then the budget.
-        own = torch.cat([embedding, budget_input(job, own_pruning_ratio(site, header))])
-        logits = gate_logits(plan, shape_of(site.settings), tensors, own)
+        conditioning = torch.cat([embedding, budget_input(job, own_pruning_ratio(site, header))])
+        logits = gate_logits(plan, shape_of(site.settings), tensors, conditioning)
         # A constant shift of the logits: gates begin open.
-        biased = {gate: own + BIAS for gate, own in logits.items()}
+        biased = {gate: values + BIAS for gate, values in logits.items()}
         # With masks "budget" the most likely gates within the budget, otherwise each by its own.
         chosen = gates.chosen(biased, own_target(site, header) if job.masks == "budget" else None)
         structure = gates.structure(chosen, norm_of_read=job.norm == "read")
@@ -131,11 +131,11 @@ class SmallerModel:
 
 
 def _lora_of(tensors: Tensors) -> dict[str, dict[str, Tensor]]:
-    found = {
-        key: {name: value for name, value in own.items() if ".lora_" in name}
-        for key, own in tensors.items()
+    lora = {
+        key: {name: value for name, value in block.items() if ".lora_" in name}
+        for key, block in tensors.items()
     }
-    return {key: own for key, own in found.items() if own}
+    return {key: block for key, block in lora.items() if block}
 
 
 def own_pruning_ratio(site: Site, header: Header | None) -> float:
@@ -215,11 +215,11 @@ def _train(site: Site, state: PrivateState, request: MessageBody, rank_limit: in
     first_step = (header.server_round - 1) * settings.training.steps
     adapter_averaging.require_enough(site, training, range(first_step, first_step + steps))
     # From before this round, so that a repeated round begins with the same embedding.
-    own = _conditioning(state, header)
+    stored = _conditioning(state, header)
     moments = {}
     # Only the embedding's moments continue; those of shared tensors are reset in every round.
-    if "step" in own:
-        moments[EMBEDDING] = {name: own[name] for name in ("exp_avg", "exp_avg_sq", "step")}
+    if "step" in stored:
+        moments[EMBEDDING] = {name: stored[name] for name in ("exp_avg", "exp_avg_sq", "step")}
     with kernel_errors():
         tensors, outcome = training.masked(start, first_step, steps, moments)
     adapter_averaging.require_enough(site, training, outcome.weighed)
@@ -309,8 +309,8 @@ def _training(site: Site, state: PrivateState, header: Header) -> MaskedTraining
     client = header.client
     names = [
         flat_name(key, name)
-        for key, own in shape_of(settings).shapes(site.model.plan).items()
-        for name in own
+        for key, shapes in shape_of(settings).shapes(site.model.plan).items()
+        for name in shapes
     ]
     # AdamW has separate settings for the generator and the embedding.
     generator = [*names, EMBEDDING] if job.conditioned else names
@@ -351,13 +351,13 @@ def evaluate(site: Site, request: MessageBody) -> Evaluation:
     header = request.header
     settings = site.settings
     state = site.state(request.header)
-    own = _own(site, state, header)
+    inputs = _own(site, state, header)
     # Before the evaluation counts as one.
     require_many_at_a_site(site, request)
 
     def evaluation() -> Losses:
         # The model rests on private state and on what the server pushed, so its errors count.
-        mine = SmallerModel.of(site, header, *own)
+        mine = SmallerModel.of(site, header, *inputs)
         mask_history.note_masks(state, mine.chosen)
         if settings.task.name == TEXT:
             model = (mine.model, mine.edits)

@@ -83,7 +83,7 @@ class DryRun(Method):
         # Strategies report their progress, which is of no interest here.
         silent = SimpleNamespace(**dict.fromkeys(("begin", "step", "note"), lambda *_, **__: None))
         computing = Computing(torch.device("cpu"), torch.float32, 1)
-        given = SimpleNamespace(
+        namespace = SimpleNamespace(
             settings=settings,
             model=model,
             lineage=NO_LINEAGE,
@@ -95,10 +95,10 @@ class DryRun(Method):
             progress=silent,
             checkpoint=SimpleNamespace(blobs=MemoryBlobs()),
         )
-        run = cast(Run, given)
-        given.rounds = DryRounds(run, self)
+        run = cast(Run, namespace)
+        namespace.rounds = DryRounds(run, self)
         # Only real sites refuse short texts; lengths of texts that were not read are assumed.
-        tolerant = cast(Run, SimpleNamespace(**{**vars(given), "simulation": True}))
+        tolerant = cast(Run, SimpleNamespace(**{**vars(namespace), "simulation": True}))
         super().__init__(run, tests.evaluation(tolerant))
         DryFederation(self).carry_out()
 
@@ -244,11 +244,11 @@ class DryRounds(Rounds):
         if key not in self._sizes:
             contract = request.contract
             # What the method knows takes precedence.
-            known = {
+            known_fields = {
                 **_implied(request, contract, self.settings),
                 **self.method.known_fields(request),
             }
-            fields = _fields_of_reply(contract.up.fields, known)
+            fields = _fields_of_reply(contract.up.fields, known_fields)
             down = _num_bytes(header, request.fields, contract.down.blobs)
             up = _num_bytes(header, fields, contract.up.blobs)
             exchange = Exchange(header.kind, header.server_round, down, up, contract)
@@ -274,12 +274,12 @@ def _implied(request: MessageBody, contract: Contract, settings: RunSettings) ->
     }
 
 
-def _fields_of_reply(kind: type[Fields], known: Mapping[str, Any]) -> dict[str, Any]:
+def _fields_of_reply(kind: type[Fields], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return fields of the size of real ones: 0 or False where no value is known."""
     zeros = {
         name: False if field.annotation is bool else 0 for name, field in kind.model_fields.items()
     }
-    return {name: known.get(name, zero) for name, zero in zeros.items()}
+    return {name: values.get(name, zero) for name, zero in zeros.items()}
 
 
 def _num_bytes(header: Header, fields: Mapping[str, Any], specs: BlockSpecs) -> int:

@@ -78,8 +78,8 @@ class DryFedSpaLLM(DryRun, FedSpaLLM):
         """Prune the sampled layers of the global model."""
         sampled = [self._sampled[client] for client in clients]
         self.result.note_local_models(sampled, server_round)
-        for index in sorted({index for own in sampled for index in own}):
-            senders = sum(index in own for own in sampled)
+        for index in sorted({index for blocks in sampled for index in blocks}):
+            senders = sum(index in blocks for blocks in sampled)
             self.result.versions[index] = server_round
             self.result.num_kept[index] = self._kept(self.plan.blocks[index], senders)
 
@@ -93,7 +93,7 @@ class DryFedSpaLLM(DryRun, FedSpaLLM):
         disjoint = self.case == "most" and not self.settings.mask_expansion
         times = senders if disjoint else 1
         # Disjoint sets of kept weights add up, at most to the whole matrix.
-        return [min(one.num_weights, times * local[one.name]) for one in block.linears]
+        return [min(linear.num_weights, times * local[linear.name]) for linear in block.linears]
 
 
 class DryCutting(DryRun):

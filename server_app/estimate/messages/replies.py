@@ -69,7 +69,9 @@ class Answer:
     def of(place: Place, contracts: list[Contract]) -> "Answer":
         """Return the reply whose parts have these contracts."""
         first = contracts[0]
-        specs = {key: tensors for one in contracts for key, tensors in one.up.blobs.items()}
+        specs = {
+            key: tensors for contract in contracts for key, tensors in contract.up.blobs.items()
+        }
         fields = tuple(first.up.fields.model_fields)
         return Answer(*place, specs, len(contracts), fields, first.observer)
 
@@ -118,13 +120,15 @@ class Outlook:
 
 def answers_of(exchanges: Iterable[Exchange]) -> dict[Place, Answer]:
     """Return the replies of one client, without those that only confirm what was pushed."""
-    found: dict[Place, list[Contract]] = {}
-    for one in exchanges:
-        reply = one.contract.up
-        if one.kind != "push" or reply.blobs or reply.fields.model_fields:
-            kind = "train" if one.kind == "fetch" else one.kind
-            found.setdefault((kind, one.server_round), []).append(one.contract)
-    return {place: Answer.of(place, contracts) for place, contracts in found.items()}
+    contracts_by_place: dict[Place, list[Contract]] = {}
+    for exchange in exchanges:
+        reply = exchange.contract.up
+        if exchange.kind != "push" or reply.blobs or reply.fields.model_fields:
+            kind = "train" if exchange.kind == "fetch" else exchange.kind
+            contracts_by_place.setdefault((kind, exchange.server_round), []).append(
+                exchange.contract
+            )
+    return {place: Answer.of(place, contracts) for place, contracts in contracts_by_place.items()}
 
 
 def outlook(traffic: RunTraffic) -> Outlook:
@@ -133,13 +137,17 @@ def outlook(traffic: RunTraffic) -> Outlook:
     ends = last_rounds(lambda: traffic.model.plan, settings)
     largest = {("enrol", 0): _example(settings, "enrol", 0)}
     varies = len(ends) > 1 or bool(traffic.open_questions)
-    for own in traffic.exchanges().values():
-        for place, answer in answers_of(own).items():
-            known = largest.setdefault(place, answer)
-            varies |= known.num_bytes != answer.num_bytes
-            if answer.num_bytes > known.num_bytes:
+    for exchanges in traffic.exchanges().values():
+        for place, answer in answers_of(exchanges).items():
+            current = largest.setdefault(place, answer)
+            varies |= current.num_bytes != answer.num_bytes
+            if answer.num_bytes > current.num_bytes:
                 largest[place] = answer
-    planned = [one for one in largest.values() if one.kind in LAST or one.server_round <= ends[0]]
+    planned = [
+        answer
+        for answer in largest.values()
+        if answer.kind in LAST or answer.server_round <= ends[0]
+    ]
     return Outlook(tuple(planned), ends[0], len(ends) - 1, varies or _samples(settings))
 
 

@@ -44,10 +44,12 @@ class Traffic:
     @staticmethod
     def of(exchanges: Iterable[Exchange]) -> "Traffic":
         """Return the sums over the given exchanges."""
-        found = list(exchanges)
-        downs = [one.down for one in found]
-        ups = [one.up for one in found]
-        return Traffic(sum(downs), sum(ups), len(found), max(downs, default=0), max(ups, default=0))
+        all_exchanges = list(exchanges)
+        downs = [exchange.down for exchange in all_exchanges]
+        ups = [exchange.up for exchange in all_exchanges]
+        return Traffic(
+            sum(downs), sum(ups), len(all_exchanges), max(downs, default=0), max(ups, default=0)
+        )
 
 
 @dataclass(frozen=True)
@@ -92,14 +94,16 @@ class RunTraffic:
 
     def total(self, case: Case = "most") -> Traffic:
         """Return the sums over all clients."""
-        return Traffic.of(one for own in self.exchanges(case).values() for one in own)
+        return Traffic.of(
+            exchange for exchanges in self.exchanges(case).values() for exchange in exchanges
+        )
 
     def by_kind(self, client: int, case: Case = "most") -> dict[tuple[int, Kind], Traffic]:
         """Return the sums of a client by round and kind of message, in order."""
-        found: dict[tuple[int, Kind], list[Exchange]] = {}
-        for one in self.exchanges(case)[client]:
-            found.setdefault((one.server_round, one.kind), []).append(one)
-        return {key: Traffic.of(several) for key, several in found.items()}
+        groups: dict[tuple[int, Kind], list[Exchange]] = {}
+        for exchange in self.exchanges(case)[client]:
+            groups.setdefault((exchange.server_round, exchange.kind), []).append(exchange)
+        return {key: Traffic.of(exchanges) for key, exchanges in groups.items()}
 
 
 def unread_tests(settings: RunSettings, model: OpenedModel) -> PublicTests:

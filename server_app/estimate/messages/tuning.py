@@ -79,12 +79,12 @@ class DryHetLoRA(DryTuning, HetLoRA):
 
     def known_fields(self, request: MessageBody) -> dict[str, Any]:
         """Return the rank; a client gives up ranks from the second round on."""
-        known = super().known_fields(request)
+        fields = super().known_fields(request)
         gives_up = self.case == "least" and self.job.lowers_ranks
         header = request.header
         if gives_up and header.kind == "train" and header.server_round > 1:
-            known["rank"] = kept_rank(known["rank"], self.job.gamma)
-        return known
+            fields["rank"] = kept_rank(fields["rank"], self.job.gamma)
+        return fields
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Adopt the ranks of the reports."""
@@ -226,8 +226,8 @@ class DryFedSoda(DryTuning, FedSoda):
     def known_fields(self, request: MessageBody) -> dict[str, Any]:
         """Return the fields that are known, with the pieces of the sub-model that a node lacks."""
         offered = request.fields.get("piece_sha256", ())
-        lacking = [] if self.case == "least" else list(range(len(offered)))
-        return {"pieces": lacking, **super().known_fields(request)}
+        missing = [] if self.case == "least" else list(range(len(offered)))
+        return {"pieces": missing, **super().known_fields(request)}
 
     def similar_groups(self, emulator: range) -> tuple[list[int], list[float]]:
         """Return groups one after the other, from the emulator's first block on."""

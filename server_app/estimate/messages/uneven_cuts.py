@@ -50,26 +50,26 @@ def uneven_cut(
         values[2 * index + GROUP_KINDS.index(kind)] += size
     density = [value / cost for value, cost in zip(values, groups.pool_costs.tolist(), strict=True)]
     # Bytes by which messages of equal content may differ, as adapter values per target.
-    tensors = sum(1 + 2 * len(of_block) for of_block in adapters.blocks.values())
+    tensors = sum(1 + 2 * len(block) for block in adapters.blocks.values())
     bytes_around = AROUND_TENSOR * tensors + around_parts
     targets = groups.targets(share, job.selection)
     around = bytes_around / (WIRE_BYTES[run.federation.wire_dtype] * rank * len(targets))
     can_go = (groups.counts - groups.must_stay(job)).tolist()
-    found = groups.none
+    cut = groups.none
     for pools, target in targets:
         # This many parameters, more or fewer, have ``around`` adapter values or more.
         slack = groups.room(pools, job) + around / min(density[pool] for pool in pools)
         largest = int(max(groups.pool_costs[pool] for pool in pools))
         # Cut beyond the target for the fewest bytes, and less than it for the most.
-        left = target + slack + largest if case == "least" else target - slack
+        remaining = target + slack + largest if case == "least" else target - slack
         for pool in sorted(pools, key=density.__getitem__, reverse=case == "least"):
-            wanted = left / int(groups.pool_costs[pool])
-            whole = math.ceil(wanted) if case == "least" else math.floor(wanted)
-            gone = max(0, min(can_go[pool], whole))
+            number = remaining / int(groups.pool_costs[pool])
+            rounded = math.ceil(number) if case == "least" else math.floor(number)
+            gone = max(0, min(can_go[pool], rounded))
             # Groups of a pool are alike, so any of them will do.
             span = groups.span(range(pool, pool + 1))
-            found[span.stop - gone : span.stop] = True
-            left -= gone * int(groups.pool_costs[pool])
+            cut[span.stop - gone : span.stop] = True
+            remaining -= gone * int(groups.pool_costs[pool])
             if gone < can_go[pool]:
                 break
-    return found
+    return cut

@@ -125,8 +125,8 @@ DATABASE = 2_300_000
 
 def superlink(traffic: Traffic, clients: int) -> Memory:
     """Return the memory of a SuperLink with a database on disk."""
-    held = _between(IN_SUPERLINK, traffic.largest_reply * clients + traffic.largest_request)
-    return Memory("SuperLink", (Moment("passing messages", {"messages": held}),))
+    num_bytes = _between(IN_SUPERLINK, traffic.largest_reply * clients + traffic.largest_request)
+    return Memory("SuperLink", (Moment("passing messages", {"messages": num_bytes}),))
 
 
 def supernode(largest_message: int) -> Memory:

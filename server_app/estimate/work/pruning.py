@@ -100,7 +100,7 @@ class Pooled(Masking):
         """Return the bytes of a block's sums, which every matrix has, and of masks of its own."""
         masks = self.sizes.largest_block if self.settings.evaluation.local_baseline else 0
         block = self.plan.blocks[0]
-        return {"sums": FLOAT64 * sum(one.shape[1] for one in block.linears), "masks": masks}
+        return {"sums": FLOAT64 * sum(linear.shape[1] for linear in block.linears), "masks": masks}
 
     def operations(self) -> float:
         """Return the operations of the passes through each block: one if all are dense."""
@@ -123,15 +123,15 @@ class KeptWeights(Masking):
     def watched(self) -> Mapping[str, int]:
         """Return the bytes of masks, kept weights, a matrix in float32, and Gram matrices."""
         sizes = self.sizes
-        found = {
+        tensors = {
             "masks and kept weights": sizes.largest_block + sizes.largest_block * sizes.stored // 2,
             "a matrix in float32, and its errors": (
                 (2 * FLOAT32 + sizes.stored) * sizes.largest_matrix
             ),
         }
         if self.settings.of(FedSpaLLMSettings).local_method == "sparsegpt":
-            found["grams and factors"] = self.gram_bytes()
-        return found
+            tensors["grams and factors"] = self.gram_bytes()
+        return tensors
 
 
 class CutWork(BlockWalk):
@@ -185,8 +185,8 @@ class OneLayer(BlockWalk):
 
     def client_files(self) -> dict[str, int]:
         """Return the bytes of hidden states before and behind the layer."""
-        own = {"hidden states": 2 * self.hidden()} if self.job.replacement == "layer" else {}
-        return {**super().client_files(), **own}
+        files = {"hidden states": 2 * self.hidden()} if self.job.replacement == "layer" else {}
+        return {**super().client_files(), **files}
 
     def worked(self, clients: int = 1) -> list[Moment]:
         """Return the moments of the comparison of blocks, and of training."""
@@ -227,8 +227,8 @@ class Components(BlockWalk):
 
     def worked(self, clients: int = 1) -> list[Moment]:
         """Return the moments of the pass, and of a client's evaluation of the sliced model."""
-        found = super().worked(clients)
-        return [*found, *self.aggregated()] if self.num_evaluated() else found
+        moments = super().worked(clients)
+        return [*moments, *self.aggregated()] if self.num_evaluated() else moments
 
     def result_parameters(self) -> int:
         """Return the parameters of the sliced model.

@@ -59,8 +59,8 @@ def step_bytes(
         if adapters.blocks:
             # Blocks of adapters take the places of the first blocks of the small model.
             last = sorted(adapters.blocks)[-blocks:]
-            own = {place: adapters.blocks[index] for place, index in enumerate(last)}
-            few = replace(adapters, blocks=own)
+            renumbered = {place: adapters.blocks[index] for place, index in enumerate(last)}
+            few = replace(adapters, blocks=renumbered)
             put = put_in(skeleton, family, few, blocks, settings.lora.dropout)
             trained += [value for block in put.values() for value in block.values()]
         # peft froze the head.
@@ -100,18 +100,18 @@ def whole_step_bytes(model: OpenedModel, dtype: torch.dtype, batch_size: int, to
 
 def _of_many(bytes_of_blocks: Callable[[int], int], present: int, blocks: int) -> int:
     """Extrapolate to ``blocks`` from the bytes of few blocks, of which ``present`` can be traced."""
-    least = min(FEW, present)
-    first = bytes_of_blocks(max(1, least))
-    if blocks <= least:
+    num_traced = min(FEW, present)
+    first = bytes_of_blocks(max(1, num_traced))
+    if blocks <= num_traced:
         return first
-    return first + (blocks - least) * (bytes_of_blocks(least + 1) - first)
+    return first + (blocks - num_traced) * (bytes_of_blocks(num_traced + 1) - first)
 
 
 def _skeleton(model: OpenedModel, blocks: int, labels: int | None) -> Any:
     """Return a model with few blocks, of which nothing is trained."""
     skeleton = model.new_skeleton(labels)
-    of_all = skeleton.get_submodule(model.family.blocks)
-    del of_all[blocks:]
+    all_blocks = skeleton.get_submodule(model.family.blocks)
+    del all_blocks[blocks:]
     return skeleton.requires_grad_(False)
 
 

@@ -93,7 +93,9 @@ class Tuned(Work):
         copies = COPIES * FLOAT32 * self.shared.num_parameters
         largest = before_round(self.shared, self.settings, self.settings.federation.rounds + 1)
         shapes = [adapter.folded_shapes(largest.folded) for _, adapter in largest]
-        numbers = sum(math.prod(shape) for own in shapes for shape in own.values())
+        numbers = sum(
+            math.prod(shape) for matrix_shapes in shapes for shape in matrix_shapes.values()
+        )
         folded = {"folded updates, twice": 2 * FLOAT32 * numbers} if numbers else {}
         return {**self.weights(), "adapters and copies": copies, **folded}
 
@@ -103,22 +105,22 @@ class Tuned(Work):
         read = max(base.embeddings // 2, base.largest_matrix) * base.stored // 4
         moments = GRADIENT_AND_MOMENTS * FLOAT32 * self.shared.num_parameters
         trained = {**self.kept(), "gradients and moments": moments, "a step": self.step()}
-        found = [
+        work_moments = [
             Moment("loading the base", {**self.weights(), "a tensor as it is read": read}),
             Moment("a training step", trained),
         ]
         if self.keeps_models:
             # The base that the client trained on stays in memory while its own model is checked.
             checks = self.reread(*CHECKED, "checking its own model,")
-            found += [moment.plus(self.kept()) for moment in checks]
-        return found
+            work_moments += [moment.plus(self.kept()) for moment in checks]
+        return work_moments
 
     def evaluated(self) -> list[Moment]:
         """Return the moments of an evaluation in a process that keeps the model that it trained."""
         edited = 2 * FLOAT32 * self.base.largest_matrix
         tokens = self.settings.evaluation.sequence_length
-        found = self.base.evaluation(self.num_evaluated(), tokens, edited=edited)
-        return [moment.plus(self.kept()) for moment in found]
+        moments = self.base.evaluation(self.num_evaluated(), tokens, edited=edited)
+        return [moment.plus(self.kept()) for moment in moments]
 
     def checked(self) -> list[Moment]:
         """Return the moments of the check of the adapter.
@@ -130,14 +132,16 @@ class Tuned(Work):
             return []
         sizes = self.sizes
         name = "checking the adapter,"
-        held = {"adapters, three times": 3 * FLOAT32 * self.adapters.num_parameters}
+        resident = {"adapters, three times": 3 * FLOAT32 * self.adapters.num_parameters}
         if isinstance(self.model.checkpoint, QuantisedCheckpoint):
             others = sizes.parameters - self.plan.num_weights
             codes = 2 * nf4_bytes(self.plan.shapes)
-            held = {"the whole model": codes + others * (sizes.computed + sizes.stored)}
+            resident = {"the whole model": codes + others * (sizes.computed + sizes.stored)}
         updates = {"updates of a matrix": 4 * FLOAT32 * sizes.largest_matrix}
         compared = self.reread(A_FEW, self.settings.evaluation.sequence_length, name)
-        return [moment.plus(held) for moment in (Moment(f"{name} its updates", updates), *compared)]
+        return [
+            moment.plus(resident) for moment in (Moment(f"{name} its updates", updates), *compared)
+        ]
 
     def operations(self) -> float:
         """Return the operations of a round with full sequences, as FedSpine's clock counts."""

@@ -124,9 +124,9 @@ class Work(ABC):
             "logits, twice": 2 * logits,
             "hidden states": 2 * sizes.hidden_states(num_samples, tokens),
         }
-        of_the_file = {"logits of the file": logits}
+        file_logits = {"logits of the file": logits}
         return [
-            *(moment.plus(of_the_file) for moment in expected),
+            *(moment.plus(file_logits) for moment in expected),
             Moment(f"{name} both logits", both),
         ]
 
@@ -144,43 +144,48 @@ class Work(ABC):
     def client_disk(self, simulation: bool) -> dict[str, int]:
         """Return a client's disk space; its quantized base is kept for later runs."""
         rounds = Counter[int]()
-        for one in self.traffic.exchanges()[0]:
-            if one.kind in ("train", "fetch", "masked", "push"):
-                rounds[one.server_round] += one.num_bytes
+        for exchange in self.traffic.exchanges()[0]:
+            if exchange.kind in ("train", "fetch", "masked", "push"):
+                rounds[exchange.server_round] += exchange.num_bytes
         # A client stores its answers to the last rounds; the rounds with most bytes are the limit.
         answers = sum(size for _, size in rounds.most_common(ROUNDS_KEPT))
-        found = {"answers and pushed data": answers, **self.client_files()}
+        files = {"answers and pushed data": answers, **self.client_files()}
         if self.keeps_models and not simulation:
-            found[OWN_MODEL] = self._model_bytes
-        return found
+            files[OWN_MODEL] = self._model_bytes
+        return files
 
     def server_disk(self, simulation: bool) -> dict[str, int]:
         """Return the disk space of the run directory."""
         settings = self.settings
         exchanges = self.traffic.exchanges().values()
         replies = [
-            [one for one in own if one.kind in ("train", "fetch", "masked")] for own in exchanges
+            [
+                exchange
+                for exchange in client_exchanges
+                if exchange.kind in ("train", "fetch", "masked")
+            ]
+            for client_exchanges in exchanges
         ]
         by_round = Counter[int]()
-        for one in (one for own in replies for one in own):
-            by_round[one.server_round] += one.up
+        for reply in (reply for client_replies in replies for reply in client_replies):
+            by_round[reply.server_round] += reply.up
         # A result is about as large as what one client sends in all rounds.
-        results = max(sum(one.up for one in own) for own in replies)
+        results = max(sum(reply.up for reply in client_replies) for client_replies in replies)
         # The first adapters are stored too, and the last ones are written for peft.
         if settings.tunes:
             results += 2 * results // max(1, len(by_round))
-        found = {
+        files = {
             "replies of a round": max(by_round.values(), default=0),
             "checkpoint": results,
             "ledger": 3 * LEDGER_LINE * sum(map(len, exchanges)),
             "small files": SMALL_FILES,
         }
         if not settings.tunes or settings.lora.merge:
-            found["model/"] = self._model_bytes
-        found |= self.server_files()
+            files["model/"] = self._model_bytes
+        files |= self.server_files()
         if self.keeps_models and simulation:
-            found["clients/"] = self._model_bytes * settings.num_clients
-        return found
+            files["clients/"] = self._model_bytes * settings.num_clients
+        return files
 
     def superlink_disk(self) -> int:
         """Return the disk space of the SuperLink."""

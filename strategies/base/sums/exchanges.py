@@ -100,7 +100,9 @@ class OpenSession:
         # The owner keeps a share of its own secrets.
         holders = [*self.graph[owner], owner]
         return [
-            one for one in holders if one in included and owner not in self.unreadable.get(one, ())
+            client
+            for client in holders
+            if client in included and owner not in self.unreadable.get(client, ())
         ]
 
 
@@ -134,10 +136,10 @@ class SecureSum:
             self.rounds.require_quorum(len(included), "sent masked sums", quorum_of)
             needed = session.order.neighbourhood.threshold
             # 2. No secret is asked for before it is sure that all of them can be rebuilt.
-            lacking = [
+            unrecoverable = [
                 owner for owner in session.members if len(session.readers(owner, included)) < needed
             ]
-            if not lacking:
+            if not unrecoverable:
                 # 3. Add while everything is still masked, and free the disk.
                 totals = self._totals(server_round, inbox, included)
                 inbox.clear()
@@ -145,19 +147,19 @@ class SecureSum:
                     server_round,
                     session.order.model_dump(),
                     session.members,
-                    {str(client): published(one) for client, one in session.shares.items()},
+                    {str(client): published(shares) for client, shares in session.shares.items()},
                     included,
                     {str(client): reports[client] for client in included},
                     totals,
                 )
             # 4. Otherwise drop the clients whose shares cannot be read, and try again.
             # With nobody to drop, the next session may fail in the same way.
-            if not self._drop_unreadable(session, lacking):
+            if not self._drop_unreadable(session, unrecoverable):
                 restarts += 1
             if restarts > RESTARTS:
                 raise RunFailed(
                     f"secure sum of round {server_round}: too few clients hold the shares of"
-                    f" {count(len(lacking), 'client')}; nothing was unmasked"
+                    f" {count(len(unrecoverable), 'client')}; nothing was unmasked"
                     f"{self.rounds.reasons()}"
                 )
 
@@ -173,10 +175,10 @@ class SecureSum:
             if self._has_good_keys(body, number):
                 reports[body.header.client] = body.fields
         self.rounds.require_quorum(len(reports), "sent their keys", quorum_of)
-        if len(reports) < (least := least_of_sum(self.rounds.settings)):
+        if len(reports) < (min_clients := least_of_sum(self.rounds.settings)):
             raise RunFailed(
                 f"secure sum of round {server_round}: {count(len(reports), 'client')} sent keys, a"
-                f" sum needs {least}; nothing was unmasked{self.rounds.reasons()}"
+                f" sum needs {min_clients}; nothing was unmasked{self.rounds.reasons()}"
             )
         # 2. All clients get the same list of keys, and derive the same graph of neighbours from it.
         order = self._order(number, reports)
@@ -194,10 +196,10 @@ class SecureSum:
         clients = sorted(reports)
         # Each of these alone must be met: two thirds for security, the quorum, and the noise.
         quorum = self.rounds.quorum_of(len(clients))
-        least = least_of_sum(self.rounds.settings)
+        min_clients = least_of_sum(self.rounds.settings)
         return ShareOrder(
             session=number,
-            threshold=max(two_thirds(len(clients)), quorum, least),
+            threshold=max(two_thirds(len(clients)), quorum, min_clients),
             clients=clients,
             sites=[self._site(client) for client in clients],
             mask_keys=[reports[client]["mask_key"] for client in clients],
@@ -233,9 +235,9 @@ class SecureSum:
         def following(body: Reply | Request) -> Request | None:
             header = body.header
             place = header.part + 1
-            asked = SessionOrder(session=session.order.session)
+            fields = SessionOrder(session=session.order.session)
             return (
-                self.rounds.request("masked", header.client, server_round, asked, part=place)
+                self.rounds.request("masked", header.client, server_round, fields, part=place)
                 if place < num_parts
                 else None
             )
@@ -254,19 +256,19 @@ class SecureSum:
                 seat = self.rounds.roster.seats[header.client]
                 self.rounds.progress.step("masked", f"{seat.site}: masked", client=seat.client)
 
-    def _drop_unreadable(self, session: OpenSession, lacking: list[int]) -> bool:
+    def _drop_unreadable(self, session: OpenSession, owners: list[int]) -> bool:
         """Drop the clients whose shares others could not read; return True if there are any."""
-        found = False
+        dropped = False
         # Owners with enough readers stay, so a false claim drops an owner only if other clients
         # failed too. Who is right cannot be told apart without revealing a share.
-        for owner in lacking:
-            readers = [one for one, names in session.unreadable.items() if owner in names]
+        for owner in owners:
+            readers = [reader for reader, names in session.unreadable.items() if owner in names]
             if readers:
                 seat = self.rounds.roster.seats[owner]
                 why = f"{count(len(readers), 'client')} could not read the shares that it sent"
                 self.rounds.drop("shares", seat, why)
-                found = True
-        return found
+                dropped = True
+        return dropped
 
     def _require(self, server_round: int, number: int, order: ShareOrder, what: str) -> None:
         """Raise RunFailed if fewer clients than the threshold finished a step."""
@@ -331,7 +333,7 @@ class SecureSum:
         for body in self.rounds.exchange(requests):
             sender = body.header.client
             # The tags are in the order of the other clients.
-            others = [one for one in masked.included if one != sender]
+            others = [client for client in masked.included if client != sender]
             sent[sender] = dict(zip(others, body.fields["tags"], strict=True))
         needed = masked.keys.threshold
         if len(sent) < needed:

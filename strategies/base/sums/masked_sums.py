@@ -78,11 +78,11 @@ class MaskedSum:
         """
         # For each neighbour one of two secrets, never both: the seed if it is in the sum, else its
         # key.
-        held = self.holders(holder)
+        owners = self.holders(holder)
         return UnmaskOrder(
             session=self.keys.session,
             included=self.included,
-            seeds_of=[client for client in held if client in self.included],
+            seeds_of=[client for client in owners if client in self.included],
             keys_of=[client for client in self.graph[holder] if client in self.dropped],
             confirmed=sorted(tags),
             tags=[tags[client] for client in sorted(tags)],

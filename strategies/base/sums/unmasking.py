@@ -100,17 +100,17 @@ class Unmasking:
         seat = self.rounds.roster.seats[holder]
         # Every client in the sum tells its own seed; the hash was published before the sum was
         # known.
-        own = bytes.fromhex(unmask.own_seed)
-        if fingerprint(own) != self.masked.shared[str(holder)]["own_sha256"]:
+        own_seed = bytes.fromhex(unmask.own_seed)
+        if fingerprint(own_seed) != self.masked.shared[str(holder)]["own_sha256"]:
             self.rounds.drop("unmask", seat, "the seed of its mask is not the one that it chose")
             return
-        of_seeds = zip(order.seeds_of, unmask.seeds, strict=True)
-        of_keys = zip(order.keys_of, unmask.keys, strict=True)
+        seed_pairs = zip(order.seeds_of, unmask.seeds, strict=True)
+        key_pairs = zip(order.keys_of, unmask.keys, strict=True)
         # Nothing of a holder is used before all of its shares are checked.
         good: list[tuple[dict[int, dict[int, bytes]], int, bytes]] = []
-        for known, pairs, kind in (
-            (self._seeds, of_seeds, "seed_sha256"),
-            (self._keys, of_keys, "key_sha256"),
+        for shares, pairs, kind in (
+            (self._seeds, seed_pairs, "seed_sha256"),
+            (self._keys, key_pairs, "key_sha256"),
         ):
             for owner, text in pairs:
                 share = bytes.fromhex(text)
@@ -119,15 +119,15 @@ class Unmasking:
                     self.rounds.drop("unmask", seat, "a share is not the one that its owner made")
                     return
                 if share:
-                    good.append((known, owner, share))
-        self._told[holder] = own
-        for known, owner, share in good:
-            known.setdefault(owner, {})[holder] = share
+                    good.append((shares, owner, share))
+        self._told[holder] = own_seed
+        for shares, owner, share in good:
+            shares.setdefault(owner, {})[holder] = share
 
     def _published(self, owner: int, holder: int, kind: str) -> str:
         place = self.masked.holders(owner).index(holder)
-        found: str = self.masked.shared[str(owner)][kind][place]
-        return found
+        digest: str = self.masked.shared[str(owner)][kind][place]
+        return digest
 
     def removals(self) -> list[tuple[bytes, bool]]:
         """Return the key of each mask in the sum, and True if it is subtracted to remove it.
@@ -150,7 +150,11 @@ class Unmasking:
         """Yield the common masks of each dropped client and its neighbours in the sum."""
         public = dict(zip(self.masked.keys.clients, self.masked.keys.mask_keys, strict=True))
         for client in self.masked.dropped:
-            others = [one for one in self.masked.graph[client] if one in self.masked.included]
+            others = [
+                neighbour
+                for neighbour in self.masked.graph[client]
+                if neighbour in self.masked.included
+            ]
             # All neighbours dropped out too, so none of its masks is in the sum.
             if not others:
                 continue
@@ -163,8 +167,8 @@ class Unmasking:
                 key = mask_key(private, public[other], self.session, client, other)
                 yield key, other < client
 
-    def _rebuilt(self, known: Mapping[int, Mapping[int, bytes]], client: int) -> bytes:
-        shares = known.get(client, {})
+    def _rebuilt(self, all_shares: Mapping[int, Mapping[int, bytes]], client: int) -> bytes:
+        shares = all_shares.get(client, {})
         needed = self.masked.keys.neighbourhood.threshold
         if len(shares) < needed:
             raise RunFailed(

@@ -137,15 +137,15 @@ class KeptResult(RunResult):
         self.before = self.layers()
         blocks = self.model.plan.blocks
         total = self.model.plan.num_weights
-        own = [sum(num_kept(block, self.run, server_round).values()) for block in blocks]
+        local = [sum(num_kept(block, self.run, server_round).values()) for block in blocks]
         before = [
             # A layer that was never pruned is dense.
             sum(kept) if kept else block.num_weights
             for block, kept in zip(blocks, self.num_kept, strict=True)
         ]
         kept = [
-            sum(own[i] if i in sampled else before[i] for i in range(len(blocks)))
-            for sampled in sampled
+            sum(local[i] if i in indices else before[i] for i in range(len(blocks)))
+            for indices in sampled
         ]
         # Mean of the clients' sparsities (equation 9): own layers where sampled, else the global
         # ones.
@@ -167,9 +167,12 @@ class KeptResult(RunResult):
         """Return the packed prune masks of one layer by canonical linear name."""
         linears = self.model.plan.blocks[index].linears
         if not self.versions[index]:
-            return {one.name: np.zeros(num_words(one.num_weights), np.uint64) for one in linears}
+            return {
+                linear.name: np.zeros(num_words(linear.num_weights), np.uint64)
+                for linear in linears
+            }
         tensors = views(self.store.get(self.blobs[index]))
-        return {one.name: tensors[mask_name(one.name)] for one in linears}
+        return {linear.name: tensors[mask_name(linear.name)] for linear in linears}
 
     def edits(self, index: int) -> Mapping[str, WeightEdit]:
         """Return the edits of one layer's dense weights."""
@@ -225,8 +228,12 @@ class ClientLayers:
 
     def stale(self, client: int, model: Layers) -> list[int]:
         """Return the layers whose version at a client differs from the model's."""
-        own = self._versions_at(client)
-        return [index for index, version in enumerate(model.versions) if version != own[index]]
+        client_versions = self._versions_at(client)
+        return [
+            index
+            for index, version in enumerate(model.versions)
+            if version != client_versions[index]
+        ]
 
     def push(
         self,
@@ -252,9 +259,9 @@ class ClientLayers:
         parts = {client: self._parts(model, blocks) for client, blocks in stale.items() if blocks}
         # Parts in lockstep, so that memory holds one part for all clients.
         for part in range(max(map(len, parts.values()), default=0)):
-            wanted = {client: cut[part] for client, cut in parts.items() if part < len(cut)}
+            client_blocks = {client: cut[part] for client, cut in parts.items() if part < len(cut)}
             # Clients with the same missing layers share the message's blobs.
-            for blocks in sorted(set(wanted.values())):
+            for blocks in sorted(set(client_blocks.values())):
                 update = Update(
                     blocks=list(blocks),
                     versions=[model.versions[index] for index in blocks],
@@ -265,15 +272,15 @@ class ClientLayers:
                 requests = [
                     rounds.request("push", seat.client, server_round, update, blobs, part)
                     for seat in rounds.roster.active()
-                    if wanted.get(seat.client) == blocks
+                    if client_blocks.get(seat.client) == blocks
                 ]
                 list(rounds.exchange(requests))
         # Noted after the exchange, also for clients that failed: they receive nothing more.
         for client in parts:
-            own = self._versions_at(client)
+            client_versions = self._versions_at(client)
             self._versions[client] = [
-                model.versions[index] if index in stale[client] else own[index]
-                for index in range(len(own))
+                model.versions[index] if index in stale[client] else client_versions[index]
+                for index in range(len(client_versions))
             ]
 
     def _versions_at(self, client: int) -> list[int]:

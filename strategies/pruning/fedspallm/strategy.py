@@ -60,9 +60,9 @@ def layers_per_client(
     fewer, but at least one: ``k_i = max(1, round(L * share * r_i / max r))``, with capabilities r_i
     > 0 in any unit.
     """
-    most = max(capabilities.values())
+    largest = max(capabilities.values())
     return {
-        client: max(1, round(num_layers * share * (value / most)))
+        client: max(1, round(num_layers * share * (value / largest)))
         for client, value in capabilities.items()
     }
 
@@ -166,8 +166,8 @@ class FedSpaLLM(Method):
             if job.capabilities:
                 numbers = {place: job.capability_of(place) for place in numbers}
             places = layers_per_client(len(model.plan.blocks), job.sampled_layers, numbers)
-            named = dict(zip(capabilities, places.values(), strict=True))
-            require_places(job, len(model.plan.blocks), named)
+            places_by_site = dict(zip(capabilities, places.values(), strict=True))
+            require_places(job, len(model.plan.blocks), places_by_site)
 
     @property
     def num_rounds(self) -> int:
@@ -221,8 +221,8 @@ class FedSpaLLM(Method):
         if server_round == 1:
             # Only now are the capabilities of real sites known.
             seats = self.rounds.roster.seats
-            named = {seats[client].site: number for client, number in places.items()}
-            require_places(self.settings, len(layers), named)
+            places_by_site = {seats[client].site: number for client, number in places.items()}
+            require_places(self.settings, len(layers), places_by_site)
         self._sampled = drawn_layers(
             self.run.settings.seed, server_round, layers, self.result.versions, places
         )
@@ -257,9 +257,9 @@ class FedSpaLLM(Method):
             client: blocks for client, blocks in self._sampled.items() if client in active
         }
         sampled = {index for blocks in self._sampled.values() for index in blocks}
-        if left := sorted(set(self._to_sample(server_round)) - sampled):
-            text = f"round {server_round} does not reach layers {', '.join(map(str, left))}"
-            self.run.progress.note("not_covered", text, round=server_round, layers=left)
+        if uncovered := sorted(set(self._to_sample(server_round)) - sampled):
+            text = f"round {server_round} does not reach layers {', '.join(map(str, uncovered))}"
+            self.run.progress.note("not_covered", text, round=server_round, layers=uncovered)
         return Selection(list(self._sampled))
 
     def _push(self, server_round: int, clients: Iterable[int]) -> None:
@@ -473,18 +473,18 @@ class FedSpaLLM(Method):
             mask = inbox.tensor(client, key, mask_name(linear.name)).numpy()
             kept = inbox.tensor(client, key, kept_name(linear.name))
             sizes.append(_row_changes(kept, before, _kept_places(mask, linear.shape)))
-        found = {}
+        clipped = {}
         for client, size, factors in zip(
             clients, sizes, clip_rows(sizes, self.limits.max_ratio), strict=True
         ):
             if bool((factors < 1).any()):
-                found[client] = factors
+                clipped[client] = factors
                 # The most limited row is reported.
                 row = int(factors.argmin())
                 self.limits.note(
                     client, (key, linear.name), float(size[row]), float(size[row] * factors[row])
                 )
-        return found
+        return clipped
 
     # ----- evaluation by the clients --------------------------------------------------------------
 
@@ -525,7 +525,7 @@ def _towards(kept: Tensor, before: Tensor, places: Tensor, factors: Tensor) -> T
     """Return kept weights with each row's changes multiplied by a factor of at most 1: float32."""
     # Kept weights in row-major order, with the row of each.
     row_of = places.nonzero()[:, 0]
-    of_each = factors.to(torch.float32)[row_of]
-    begun = before[places].to(torch.float32)
+    weight_factors = factors.to(torch.float32)[row_of]
+    initial = before[places].to(torch.float32)
     # Rows within the limit keep their bits.
-    return torch.where(of_each < 1, begun + of_each * (kept - begun), kept)
+    return torch.where(weight_factors < 1, initial + weight_factors * (kept - initial), kept)

@@ -133,9 +133,9 @@ class FedSoda(Tuning):
 
     def state(self) -> dict[str, Any]:
         """Return the sub-model, all LoRA, the clients' versions and the hash of the public text."""
-        held = {str(client): aligned for client, aligned in sorted(self._held.items())}
-        own = {"held": held, "public": self._public_sha256(), "drawn": list(self._drawn)}
-        return super().state() | own
+        versions = {str(client): aligned for client, aligned in sorted(self._held.items())}
+        state = {"held": versions, "public": self._public_sha256(), "drawn": list(self._drawn)}
+        return super().state() | state
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the state that ``state`` returned."""
@@ -248,9 +248,9 @@ class FedSoda(Tuning):
         if self._drawn[0] != server_round:
             self._drawn = (server_round, sorted(self.averager.draw(server_round)))
         clients = self._drawn[1]
-        held = len(self._held)
+        num_before = len(self._held)
         self._push_files(server_round, clients)
-        if len(self._held) > held:
+        if len(self._held) > num_before:
             # No client has been asked yet. With this checkpoint, a resumed run does not push the
             # files again.
             save()
@@ -301,26 +301,26 @@ class FedSoda(Tuning):
         manifest = self.result.manifest
         answers = self.rounds.push_parts(server_round, [(manifest, {})], without)
         # A client may have pieces of an interrupted push.
-        lacking = {body.header.client: body.fields["pieces"] for body in answers}
+        missing = {body.header.client: body.fields["pieces"] for body in answers}
         # Each piece is read once and sent to all clients that lack it.
         for index in range(len(manifest.piece_sha256)):
-            if wanting := [client for client, pieces in lacking.items() if index in pieces]:
+            if receivers := [client for client, pieces in missing.items() if index in pieces]:
                 size = manifest.piece_size(index)
                 piece = Piece(model_sha256=manifest.sha256, index=index, size=size)
                 data = np.frombuffer(self.result.piece(index), dtype=np.uint8)
                 blobs = {PIECE: pack_tensors({BYTES: data})}
-                self.rounds.push_parts(server_round, [(piece, blobs)], wanting)
+                self.rounds.push_parts(server_round, [(piece, blobs)], receivers)
         # 0 is older than any alignment, so its LoRA follows.
-        self._held |= dict.fromkeys(lacking, 0)
+        self._held |= dict.fromkeys(missing, 0)
 
     # ----- round ----------------------------------------------------------------------------------
 
     def order(self, server_round: int, client: int) -> ClientOrder:
         """Return the order to train, with the hash and alignment of the sub-model."""
         order = self.averager.order(server_round, client)
-        named = SubModelOrder(
+        fields = SubModelOrder(
             **order.fields.model_dump(),
             model_sha256=self.result.manifest.sha256,
             aligned=self.result.aligned,
         )
-        return replace(order, fields=named)
+        return replace(order, fields=fields)

@@ -234,25 +234,25 @@ def manifest_of(folder: Path, piece_bytes: int) -> Manifest:
     for name in names:
         with open(folder / name, "rb") as file:
             hashes.append(hashlib.file_digest(file, "sha256").hexdigest())
-    whole = Manifest(
+    manifest = Manifest(
         names=names, sizes=sizes, file_sha256=hashes, piece_bytes=piece_bytes, piece_sha256=[]
     )
-    starts = range(0, whole.num_bytes, piece_bytes)
+    starts = range(0, manifest.num_bytes, piece_bytes)
     # Contracts bound the number of blobs of a message.
     if len(starts) > MAX_BLOBS:
         raise InputError(
             f"part-bytes = {piece_bytes}: the sub-model would travel in {len(starts)} pieces, at"
-            f" most {MAX_BLOBS} may; set it to {-(-whole.num_bytes // MAX_BLOBS)} or more"
+            f" most {MAX_BLOBS} may; set it to {-(-manifest.num_bytes // MAX_BLOBS)} or more"
         )
     pieces = []
     for start in starts:
         digest = hashlib.sha256()
         # Pieces cut across files, so their hashes are made of the concatenation.
-        end = min(start + piece_bytes, whole.num_bytes)
-        for chunk in _bytes_between(folder, whole, start, end):
+        end = min(start + piece_bytes, manifest.num_bytes)
+        for chunk in _bytes_between(folder, manifest, start, end):
             digest.update(chunk)
         pieces.append(digest.hexdigest())
-    return whole.model_copy(update={"piece_sha256": pieces})
+    return manifest.model_copy(update={"piece_sha256": pieces})
 
 
 def _bytes_between(folder: Path, manifest: Manifest, start: int, stop: int) -> Iterator[bytes]:

@@ -247,13 +247,13 @@ class ArmSpace:
         low = self.lowest_rank
         high = self.highest_rank
         if self.kind == "relative":
-            wanted = pruned + u * self.largest_step
+            ratio = pruned + u * self.largest_step
             rank = low * (high / low) ** v
         else:
-            wanted = u * self.target
+            ratio = u * self.target
             rank = low + v * (high - low)
         # A device never gets groups back, and never exceeds the target.
-        return Refinement(max(pruned, min(wanted, self.target)), min(max(round(rank), low), high))
+        return Refinement(max(pruned, min(ratio, self.target)), min(max(round(rank), low), high))
 
 
 def step_for(target: float, rounds: int) -> float:

@@ -94,16 +94,16 @@ class Choices:
         return Arm(u, v, before, ratio.pruned, rank.rank)
 
     def _point(self, client: int, server_round: int, before: float) -> tuple[float, float]:
-        least = self.space.least(before)
+        min_u = self.space.least(before)
         seed = self.settings.seed
         if self.job.allocation == "bandit":
-            return self._bandit(client).draw(seed, client, server_round, least)
+            return self._bandit(client).draw(seed, client, server_round, min_u)
         generator = np.random.default_rng(
             derive_seed(seed, "random-arm", client=client, server_round=server_round)
         )
         u, v = generator.random(2).tolist()
         # Uniform over the part that can still be played.
-        return least + (1 - least) * u, v
+        return min_u + (1 - min_u) * u, v
 
     def scheduled(self, before: float, server_round: int) -> Refinement:
         """Return the fixed schedule: steps of ``p* / T`` from ``prune_from`` on, and one rank."""

@@ -132,8 +132,8 @@ class RefinedResult(AdapterResult):
         It has the device's rows and columns, and its first ranks.
         """
         shapes = self.plan_for(client, rank_limit).shapes()[key]
-        own = self.part_for(client, key, self.tensors(key))
-        cut = {name: own[name][tuple(map(slice, shape))] for name, shape in shapes.items()}
+        tensors = self.part_for(client, key, self.tensors(key))
+        cut = {name: tensors[name][tuple(map(slice, shape))] for name, shape in shapes.items()}
         # No error feedback: the shapes change with each cut, so a residual would not fit.
         return pack_adapters(cut, self.settings.federation.wire_dtype)[0]
 
@@ -159,9 +159,9 @@ class RefinedResult(AdapterResult):
         kept = ~self.cut_of(client)[self.groups.at(index, kind)]
         # Rows or columns of each kept group; a group of attention has several.
         lines = lines_of_groups(self.groups.plan, name, kind, len(kept))
-        found = np.zeros(lines.size, np.bool_)
-        found[lines[kept]] = True
-        return torch.from_numpy(found)
+        mask = np.zeros(lines.size, np.bool_)
+        mask[lines[kept]] = True
+        return torch.from_numpy(mask)
 
     def part_of(self, key: str, adapter: Adapter, keep: Tensor) -> KeptFactors | None:
         """Return the part of the last global update on rows or columns ``keep``.
@@ -175,14 +175,14 @@ class RefinedResult(AdapterResult):
         if not (bool(b.any()) and bool(keep.any())):
             return None
         _, side = kind_of(adapter.linear.name)
-        own = (b[keep], a) if side == 0 else (b, a[:, keep])
-        return KeptFactors(Factors(*own, adapter.scaling), keep)
+        factors = (b[keep], a) if side == 0 else (b, a[:, keep])
+        return KeptFactors(Factors(*factors, adapter.scaling), keep)
 
     def spread(self, client: int, key: str, name: str, change: Tensor, shape: Shape) -> Tensor:
         """Return the change with a device's rows or columns at their places in the whole matrix."""
         index = block_of_key(key)
         adapters = self.adapters.blocks.get(index, ()) if index is not None else ()
-        adapter = next((one for one in adapters if name in one.shapes()), None)
+        adapter = next((candidate for candidate in adapters if name in candidate.shapes()), None)
         if adapter is None:
             return super().spread(client, key, name, change, shape)
         _, side = kind_of(adapter.linear.name)
@@ -190,12 +190,12 @@ class RefinedResult(AdapterResult):
         if name != (adapter.name_b, adapter.name_a)[side]:
             return super().spread(client, key, name, change, shape)
         keep = self.kept(client, key, adapter)
-        whole = change.new_zeros(shape)
+        padded = change.new_zeros(shape)
         if side == 0:
-            whole[keep, : change.shape[1]] = change
+            padded[keep, : change.shape[1]] = change
         else:
-            whole[: change.shape[0], keep] = change
-        return whole
+            padded[: change.shape[0], keep] = change
+        return padded
 
     # ----- summary --------------------------------------------------------------------------------
 

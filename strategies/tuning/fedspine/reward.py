@@ -106,7 +106,7 @@ def scaled_rewards(
     """
     mean = _mean_seconds(outcomes)
     # Importance that is not finite must not scale the others down.
-    most = max(
+    max_importance = max(
         (o.importance for o in outcomes.values() if math.isfinite(o.importance)), default=0.0
     )
     rewards = {}
@@ -118,8 +118,8 @@ def scaled_rewards(
         reached = outcome.arrived or outcome.pruned >= target
         pruning = _share(step, 1.0) if of_steps and not reached else 1.0
         importance = float(math.isfinite(outcome.importance))
-        if most > 0:
-            importance = _share(outcome.importance, most)
+        if max_importance > 0:
+            importance = _share(outcome.importance, max_importance)
         timeliness = 0.0
         if math.isfinite(outcome.seconds) and outcome.seconds >= 0:
             half = KAPPA * mean
@@ -142,24 +142,24 @@ def literal_rewards(outcomes: Mapping[int, Outcome]) -> dict[int, float]:
         fall = outcome.loss_before - outcome.loss_after
         step = outcome.pruned - outcome.pruned_before
         # A device with exactly the mean time would divide by 0.
-        found = fall * step * outcome.importance / max(abs(outcome.seconds - mean), SMALLEST_GAP)
+        reward = fall * step * outcome.importance / max(abs(outcome.seconds - mean), SMALLEST_GAP)
         terms = (outcome.seconds, fall, outcome.importance)
-        known = all(map(math.isfinite, terms)) and outcome.seconds >= 0 and not math.isnan(found)
-        bounded = max(-LARGEST_REWARD, min(LARGEST_REWARD, found))
-        # ``and found`` turns -0.0 into 0.0.
-        rewards[device] = bounded if known and found else 0.0
+        valid = all(map(math.isfinite, terms)) and outcome.seconds >= 0 and not math.isnan(reward)
+        bounded = max(-LARGEST_REWARD, min(LARGEST_REWARD, reward))
+        # ``and reward`` turns -0.0 into 0.0.
+        rewards[device] = bounded if valid and reward else 0.0
     return rewards
 
 
 def _mean_seconds(outcomes: Mapping[int, Outcome]) -> float:
     """Return the mean of the valid times, the same to the last bit for any order of the devices."""
-    known = [
+    seconds = [
         outcome.seconds
         for outcome in outcomes.values()
         if math.isfinite(outcome.seconds) and outcome.seconds >= 0
     ]
     # Sorted and divided first: neither order nor overflow changes the result.
-    return sum(sorted(value / len(known) for value in known))
+    return sum(sorted(value / len(seconds) for value in seconds))
 
 
 def _share(value: float, of: float) -> float:

@@ -68,13 +68,13 @@ def require_falls(settings: RunSettings) -> None:
 def require_measured(settings: RunSettings, plan: ModelPlan) -> None:
     """Refuse prunable groups without adapters, from whose gradients their importance follows."""
     adapters = trained(plan, settings)
-    of_kind = {kind: list[str]() for kind in GROUP_KINDS}
+    names_by_kind = {kind: list[str]() for kind in GROUP_KINDS}
     # All blocks of a plan have the same matrices.
     for linear in plan.blocks[0].linears:
-        of_kind[kind_of(linear.name)[0]].append(linear.name)
+        names_by_kind[kind_of(linear.name)[0]].append(linear.name)
     for block in plan.blocks:
         adapted = {adapter.linear.name for adapter in adapters.blocks.get(block.index, ())}
-        for kind, names in of_kind.items():
+        for kind, names in names_by_kind.items():
             # At least one adapter per kind and block: importance follows from its gradients.
             if not adapted & set(names):
                 raise InputError(
@@ -84,7 +84,7 @@ def require_measured(settings: RunSettings, plan: ModelPlan) -> None:
                     " both to all"
                 )
     if settings.of(FedSpineSettings).score == "mask":
-        _require_gradients_of_masks(settings, adapters, of_kind["groups"])
+        _require_gradients_of_masks(settings, adapters, names_by_kind["groups"])
 
 
 def _require_gradients_of_masks(
@@ -305,8 +305,8 @@ class FedSpine(Tuning):
         spectral: dict[int, list[float]] = {client: [] for client in updates.clients}
         for index, adapter in self.result.adapters:
             # Equation 13: singular values of each module, as the server received it.
-            found = updates.factors(block_key(index), adapter)
-            for client, factors in zip(updates.clients, found, strict=True):
+            all_factors = updates.factors(block_key(index), adapter)
+            for client, factors in zip(updates.clients, all_factors, strict=True):
                 spectral[client].append(spectral_term(factors))
         return comparable(
             {client: Terms(taylor[client], fmean(values)) for client, values in spectral.items()}
@@ -315,9 +315,9 @@ class FedSpine(Tuning):
     def _note_round(self, server_round: int, clients: list[int]) -> None:
         """Record the time of each device, and update the bandits."""
         # Bytes and times by the contracts, or as measured.
-        sent = {client: self._bytes_of(client, server_round) for client in clients}
+        num_bytes = {client: self._bytes_of(client, server_round) for client in clients}
         seconds = {
-            client: self._seconds_of(client, server_round, sent[client]) for client in clients
+            client: self._seconds_of(client, server_round, num_bytes[client]) for client in clients
         }
         outcomes = {client: self._outcome(client, seconds[client]) for client in clients}
         # The bandits learn once per round, from all devices together.
@@ -327,7 +327,7 @@ class FedSpine(Tuning):
                 pruned=self.groups.ratio(self.result.cut_of(client)),
                 rank=self._report(client).rank,
                 seconds=seconds[client],
-                num_bytes=sent[client],
+                num_bytes=num_bytes[client],
                 importance=self._importance[client],
                 reward=rewards[client],
                 kept_its_cut=client in self._kept_their_cut,
@@ -336,8 +336,8 @@ class FedSpine(Tuning):
         }
         note = RoundNote.of(server_round, devices)
         self.result.note_round(note)
-        pruned = fmean(own.pruned for own in devices.values())
-        rank = fmean(own.rank for own in devices.values())
+        pruned = fmean(device.pruned for device in devices.values())
+        rank = fmean(device.rank for device in devices.values())
         text = f"refined      {pruned:.1%} pruned and rank {rank:.3g} on average, {note.in_words()}"
         self.run.progress.note("refined", text, **note.to_json())
 
@@ -399,9 +399,10 @@ class FedSpine(Tuning):
             for seat in self.rounds.roster.active()
         }
         kept = [
-            KeptFactors(own, maps[client]) for client, own in zip(clients, factors, strict=True)
+            KeptFactors(update, maps[client])
+            for client, update in zip(clients, factors, strict=True)
         ]
-        others = [own for client, own in maps.items() if client not in clients]
+        others = [keep for client, keep in maps.items() if client not in clients]
         last = None
         # Devices without a reply keep their rows of the last update.
         if others:
