@@ -72,8 +72,8 @@ def require_flat(text: str) -> None:
     if text.count("[") + text.count("{") <= MAX_DEPTH:
         return
     depth = 0
-    for found in _STRINGS_AND_BRACKETS.finditer(text):
-        first = text[found.start()]
+    for match in _STRINGS_AND_BRACKETS.finditer(text):
+        first = text[match.start()]
         if first in "[{":
             depth += 1
             if depth > MAX_DEPTH:

@@ -58,8 +58,8 @@ COMMIT = re.compile("[0-9a-f]{40}")
 
 def hub_name(name: str) -> tuple[str, str] | None:
     """Return repository and revision of ``owner/name[@revision]``; None for another text."""
-    found = NAME.fullmatch(name)
-    return (found[1], found[2] or "main") if found else None
+    match = NAME.fullmatch(name)
+    return (match[1], match[2] or "main") if match else None
 
 
 def is_on_hub(name: str) -> bool:
@@ -85,14 +85,14 @@ def cached_model(name: str) -> Path:
     from huggingface_hub import constants, try_to_load_from_cache
 
     repository, revision = _parts(name)
-    found = try_to_load_from_cache(repository, "config.json", revision=revision)
-    if not isinstance(found, str):
+    path = try_to_load_from_cache(repository, "config.json", revision=revision)
+    if not isinstance(path, str):
         raise InputError(
             f"model = {name!r}: there is no such directory on this machine, and the cache of the"
             f" Hugging Face hub ({constants.HF_HUB_CACHE}) has no copy of such a model; download it"
             f" (hf download {repository} --revision {revision}), or name a directory"
         )
-    return Path(found).parent
+    return Path(path).parent
 
 
 def download_model(name: str, *, weights: bool = True) -> str:
@@ -140,28 +140,31 @@ def _download(name: str, files: Sequence[str]) -> Path:
     try:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=list(files)))
     except GatedRepoError:
-        why = f"is gated; accept its terms at {page}, and set HF_TOKEN to a token of your account"
+        reason = (
+            f"is gated; accept its terms at {page}, and set HF_TOKEN to a token of your account"
+        )
     except RepositoryNotFoundError:
-        why = (
+        reason = (
             f"({page}) does not exist, or is private; correct the name, or set HF_TOKEN to a token"
             " of an account that may read it"
         )
     except RevisionNotFoundError:
-        why = f"has no revision {revision!r}; name a branch, a tag or a commit of {page}"
+        reason = f"has no revision {revision!r}; name a branch, a tag or a commit of {page}"
     # The library raises errors of many types, also those of the library for HTTP.
     except Exception as error:
         if constants.HF_HUB_OFFLINE:
-            why = (
+            reason = (
                 f"has no complete copy in {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE is set;"
                 " unset it, or name the directory of a copy"
             )
         else:
-            why = (
+            reason = (
                 f"({page}) cannot be downloaded to {constants.HF_HUB_CACHE} ({type(error).__name__}:"
                 f" {first_line(error)}); try again when the hub can be reached, or name the directory of a copy"
             )
     raise InputError(
-        f"model = {name!r}: there is no such directory, and the model on the Hugging Face hub {why}"
+        f"model = {name!r}: there is no such directory, and the model on the Hugging Face hub"
+        f" {reason}"
     )
 
 

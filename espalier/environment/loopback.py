@@ -38,16 +38,16 @@ def past_proxies(environment: Mapping[str, str]) -> dict[str, str]:
     hosts: list[str] = []
     for name in NO_PROXY:
         hosts += [host for host in _split(environment.get(name, "")) if host not in hosts]
-    added = {name: _joined(hosts) for name in NO_PROXY}
+    variables = {name: _joined(hosts) for name in NO_PROXY}
     if GRPC_NO_PROXY in environment:
-        added[GRPC_NO_PROXY] = _joined(_split(environment[GRPC_NO_PROXY]))
+        variables[GRPC_NO_PROXY] = _joined(_split(environment[GRPC_NO_PROXY]))
     proxies = {name: value for name, value in environment.items() if name.lower().endswith(PROXY)}
     unusable = (
         name
         for name, value in proxies.items()
         if name.lower() not in EXCEPTIONS and not _is_usable(value)
     )
-    return added | dict.fromkeys(unusable, "")
+    return variables | dict.fromkeys(unusable, "")
 
 
 def keep_on_loopback(environment: MutableMapping[str, str]) -> None:

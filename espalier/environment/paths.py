@@ -11,9 +11,9 @@ def at_home(path: str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        who = Path(path).parts[0]
+        user = Path(path).parts[0]
         raise InputError(
-            f"{path!r}: {who} has no home directory on this machine; write an absolute path"
+            f"{path!r}: {user} has no home directory on this machine; write an absolute path"
         ) from None
 
 

@@ -29,7 +29,7 @@ class _Stopped:
         self._prompt_tokens = prompt_tokens
         # Two tokens more than the longest stop string: the model may write it with other tokens.
         self._look_back = 2 + max(
-            len(tokenizer.encode(word, add_special_tokens=False)) for word in stop
+            len(tokenizer.encode(string, add_special_tokens=False)) for string in stop
         )
 
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
@@ -37,7 +37,8 @@ class _Stopped:
             input_ids[:, self._prompt_tokens :][:, -self._look_back :]
         )
         return torch.tensor(
-            [any(word in tail for word in self._stop) for tail in tails], device=input_ids.device
+            [any(string in tail for string in self._stop) for tail in tails],
+            device=input_ids.device,
         )
 
 
@@ -70,10 +71,10 @@ def generate(
     stop = (*how.stop, tokenizer.eos_token)
     written = [""] * len(prompts)
     # Longest prompts first, so that a batch has little padding and memory is highest at the start.
-    order = sorted(range(len(prompts)), key=lambda place: -len(encoded[place]))
+    order = sorted(range(len(prompts)), key=lambda index: -len(encoded[index]))
     for start in report_each(range(0, len(order), batch_size), "writing batch"):
-        places = order[start : start + batch_size]
-        rows = [torch.tensor(encoded[place], dtype=torch.int64) for place in places]
+        indices = order[start : start + batch_size]
+        rows = [torch.tensor(encoded[index], dtype=torch.int64) for index in indices]
         input_ids = _padded_on_the_left(rows, tokenizer.eos_token_id)
         attention_mask = _padded_on_the_left([torch.ones_like(row) for row in rows], 0)
         tokens = model.generate(
@@ -84,11 +85,11 @@ def generate(
             pad_token_id=tokenizer.eos_token_id,
             stopping_criteria=[_Stopped(tokenizer, stop, input_ids.shape[1])],
         )
-        for place, row in zip(places, tokens[:, input_ids.shape[1] :], strict=True):
+        for index, row in zip(indices, tokens[:, input_ids.shape[1] :], strict=True):
             text = tokenizer.decode(row, skip_special_tokens=True)
-            for word in stop:
-                text = text.split(word)[0]
-            written[place] = text
+            for string in stop:
+                text = text.split(string)[0]
+            written[index] = text
     return written
 
 
@@ -96,7 +97,7 @@ def shortened(tokenizer: Any, prompts: Sequence[str], how: Generation, max_token
     """Return the indices of prompts that lose tokens in ``generate``, with its errors."""
     room = _room(how, max_tokens)
     encode = prompt_encoder(tokenizer)
-    return {place for place, prompt in enumerate(prompts) if len(encode(prompt)) > room}
+    return {index for index, prompt in enumerate(prompts) if len(encode(prompt)) > room}
 
 
 def _room(how: Generation, max_tokens: int) -> int:
@@ -121,12 +122,12 @@ def found_answers(texts: Sequence[str], how: Generation) -> dict[str, list[str]]
     """Return each text's answer by pattern; ``NOT_FOUND`` if the pattern has no match."""
     answers = {}
     for name, pattern, which in how.patterns:
-        found = []
+        text_answers = []
         for text in texts:
             matches = list(pattern.finditer(text))
             groups = matches[which].groups() if matches else ()
-            found.append(next((group for group in groups if group), NOT_FOUND).strip())
-        answers[name] = found
+            text_answers.append(next((group for group in groups if group), NOT_FOUND).strip())
+        answers[name] = text_answers
     return answers
 
 
@@ -135,13 +136,16 @@ def exact_match(texts: Sequence[str], items: Sequence[Item], how: Generation) ->
 
     Answers are compared without the matches of ``how.ignored`` and without regard to case.
     """
-    true = [_plain(item.gold, how) for item in items]
+    gold = [_plain(item.gold, how) for item in items]
     return {
         name: (
-            sum(_plain(one, how) == right for one, right in zip(found, true, strict=True))
+            sum(
+                _plain(answer, how) == expected
+                for answer, expected in zip(answers, gold, strict=True)
+            )
             / len(items)
         )
-        for name, found in found_answers(texts, how).items()
+        for name, answers in found_answers(texts, how).items()
     }
 
 

@@ -40,17 +40,17 @@ def mean_losses(
     # ``roll`` makes a sample's first token the successor of its last one; below, this prediction is
     # left out.
     following = torch.cat(activations.input_ids).roll(-1, dims=1).flatten()
-    found = []
+    token_losses = []
     for logits in stream.logits(activations):
         report_progress(f"scoring, {len(following)} of {samples.numel()} tokens left")
-        wanted, following = following.split((len(logits), len(following) - len(logits)))
+        labels, following = following.split((len(logits), len(following) - len(logits)))
         # A few tokens at a time, because a softmax is as large as its logits.
-        for few, tokens in zip(
-            logits.split(TOKENS_AT_ONCE), wanted.split(TOKENS_AT_ONCE), strict=True
+        for chunk, tokens in zip(
+            logits.split(TOKENS_AT_ONCE), labels.split(TOKENS_AT_ONCE), strict=True
         ):
-            own = nn.functional.cross_entropy(few.to(torch.float32), tokens, reduction="none")
-            found.append(own)
-    per_token = bounded(torch.cat(found), loss_limit).view(samples.shape)[:, :-1]
+            loss = nn.functional.cross_entropy(chunk.to(torch.float32), tokens, reduction="none")
+            token_losses.append(loss)
+    per_token = bounded(torch.cat(token_losses), loss_limit).view(samples.shape)[:, :-1]
     per_sample = per_token.to(torch.float64).mean(dim=1).tolist()
     losses = {}
     start = 0

@@ -49,13 +49,13 @@ def score(
 def _score_options(
     model: Any, items: ScoredItems, batch_size: int, device: torch.device, loss_limit: float | None
 ) -> dict[str, float]:
-    found = log_likelihoods(model, items.requests, batch_size, device, loss_limit)
+    likelihoods = log_likelihoods(model, items.requests, batch_size, device, loss_limit)
     gold = [options[answer] for options, answer in zip(items.options(), items.answers, strict=True)]
-    tokens = sum(one.answer_tokens for one in gold)
-    scores = {"loss": -math.fsum(found[one] for one in gold) / tokens}
+    tokens = sum(request.answer_tokens for request in gold)
+    scores = {"loss": -math.fsum(likelihoods[request] for request in gold) / tokens}
     if max(items.num_options) > 1:
         lengths = iter(items.characters)
-        values = [[found[one] for one in options] for options in items.options()]
+        values = [[likelihoods[request] for request in options] for options in items.options()]
         normed = [[value / next(lengths) for value in options] for options in values]
         scores["acc"] = _share_right(values, items)
         scores["acc_norm"] = _share_right(normed, items)
@@ -79,22 +79,22 @@ def _score_classes(
     model: Any, items: ScoredItems, batch_size: int, device: torch.device, loss_limit: float | None
 ) -> dict[str, float]:
     # Texts of similar length form a batch, which has little padding.
-    order = sorted(range(len(items)), key=lambda place: len(items.requests[place].token_ids))
+    order = sorted(range(len(items)), key=lambda index: len(items.requests[index].token_ids))
     right = 0
     losses = []
     pad = model.config.pad_token_id or 0
     for start in report_each(range(0, len(order), batch_size), "scoring batch"):
-        places = order[start : start + batch_size]
-        batch = collate([Encoded(items.requests[place].token_ids, 1) for place in places], pad)
+        indices = order[start : start + batch_size]
+        batch = collate([Encoded(items.requests[index].token_ids, 1) for index in indices], pad)
         logits = model(
             input_ids=batch.input_ids.to(device), attention_mask=batch.attention_mask.to(device)
         ).logits
         logits = logits.to("cpu", torch.float32)
-        answers = torch.tensor([items.answers[place] for place in places])
+        answers = torch.tensor([items.answers[index] for index in indices])
         valid = ~logits.isnan().any(dim=-1)
         right += int((logits.argmax(dim=-1) == answers).logical_and(valid).sum())
-        own = torch.nn.functional.cross_entropy(logits, answers, reduction="none")
-        losses += bounded(own, loss_limit).tolist()
+        batch_losses = torch.nn.functional.cross_entropy(logits, answers, reduction="none")
+        losses += bounded(batch_losses, loss_limit).tolist()
     return {"loss": math.fsum(losses) / len(items), "acc": right / len(items)}
 
 
@@ -137,22 +137,24 @@ def log_likelihoods(
     batch_size : maximum number of texts in a batch; it changes results only by rounding
     loss_limit : maximum loss of one token, see ``perplexity.bounded``; None: no limit
     """
-    found: dict[Encoded, float] = {}
+    likelihoods: dict[Encoded, float] = {}
     for rows in report_each(list(_batches(set(encoded), batch_size)), "scoring batch"):
         batch = collate([Encoded(tokens, 1) for tokens in rows], 0)
-        places, asked = _asked(rows, batch.attention_mask.shape)
+        positions, targets = _asked(rows, batch.attention_mask.shape)
         logits = logits_at(
-            model, batch.input_ids.to(device), batch.attention_mask.to(device), places.to(device)
+            model, batch.input_ids.to(device), batch.attention_mask.to(device), positions.to(device)
         )
-        answers = _log_probabilities(logits, asked)
-        for one in (one for wanted in rows.values() for one in wanted):
-            answer, answers = answers.split((one.answer_tokens, len(answers) - one.answer_tokens))
-            found[one] = -float(bounded(-answer, loss_limit).sum())
-    return found
+        answers = _log_probabilities(logits, targets)
+        for request in (request for requests in rows.values() for request in requests):
+            answer, answers = answers.split(
+                (request.answer_tokens, len(answers) - request.answer_tokens)
+            )
+            likelihoods[request] = -float(bounded(-answer, loss_limit).sum())
+    return likelihoods
 
 
 def _batches(
-    scored: set[Encoded], batch_size: int
+    requests: set[Encoded], batch_size: int
 ) -> Iterator[dict[tuple[int, ...], list[Encoded]]]:
     """Yield batches, longest texts first: token ids, with the requests that they answer.
 
@@ -161,16 +163,17 @@ def _batches(
     one text.
     """
     rows: dict[tuple[int, ...], list[Encoded]] = {}
-    for one in sorted(
-        scored, key=lambda one: (-len(one.token_ids), one.token_ids, one.answer_tokens)
+    for request in sorted(
+        requests,
+        key=lambda request: (-len(request.token_ids), request.token_ids, request.answer_tokens),
     ):
-        rows.setdefault(one.token_ids[:-1], []).append(one)
+        rows.setdefault(request.token_ids[:-1], []).append(request)
     inputs = list(rows)
     start = 0
     while start < len(inputs):
-        number = min(batch_size, max(1, TOKENS_IN_A_PASS // max(1, len(inputs[start]))))
-        yield {tokens: rows[tokens] for tokens in inputs[start : start + number]}
-        start += number
+        num_rows = min(batch_size, max(1, TOKENS_IN_A_PASS // max(1, len(inputs[start]))))
+        yield {tokens: rows[tokens] for tokens in inputs[start : start + num_rows]}
+        start += num_rows
 
 
 def _asked(
@@ -180,26 +183,28 @@ def _asked(
 
     The second tensor has the tokens, (tokens, 2), int64: index among the True positions, and token.
     """
-    places = torch.zeros(shape, dtype=torch.bool)
-    asked = list[tuple[int, int]]()
-    before = 0
-    for row, (tokens, wanted) in zip(places, rows.items(), strict=True):
-        longest = max(one.answer_tokens for one in wanted)
-        row[len(tokens) - longest : len(tokens)] = True
-        before += longest
-        for one in wanted:
-            first = before - one.answer_tokens
-            asked += enumerate(one.token_ids[len(one.token_ids) - one.answer_tokens :], first)
-    return places, torch.tensor(asked)
+    positions = torch.zeros(shape, dtype=torch.bool)
+    targets = list[tuple[int, int]]()
+    offset = 0
+    for row, (tokens, requests) in zip(positions, rows.items(), strict=True):
+        max_answer = max(request.answer_tokens for request in requests)
+        row[len(tokens) - max_answer : len(tokens)] = True
+        offset += max_answer
+        for request in requests:
+            first = offset - request.answer_tokens
+            targets += enumerate(
+                request.token_ids[len(request.token_ids) - request.answer_tokens :], first
+            )
+    return positions, torch.tensor(targets)
 
 
-def _log_probabilities(logits: Iterator[Tensor], asked: Tensor) -> Tensor:
+def _log_probabilities(logits: Iterator[Tensor], targets: Tensor) -> Tensor:
     """Return the log-probabilities, float32, of tokens by logits (places, vocabulary) in pieces."""
-    found = torch.empty(len(asked))
+    log_probs = torch.empty(len(targets))
     start = 0
-    for piece in (few for many in logits for few in many.split(TOKENS_AT_ONCE)):
-        here = (asked[:, 0] >= start) & (asked[:, 0] < start + len(piece))
-        place, token = (asked[here] - torch.tensor([start, 0])).T.to(piece.device)
-        found[here] = torch.log_softmax(piece, dim=-1, dtype=torch.float32)[place, token].cpu()
-        start += len(piece)
-    return found
+    for chunk in (part for piece in logits for part in piece.split(TOKENS_AT_ONCE)):
+        mask = (targets[:, 0] >= start) & (targets[:, 0] < start + len(chunk))
+        row, token = (targets[mask] - torch.tensor([start, 0])).T.to(chunk.device)
+        log_probs[mask] = torch.log_softmax(chunk, dim=-1, dtype=torch.float32)[row, token].cpu()
+        start += len(chunk)
+    return log_probs

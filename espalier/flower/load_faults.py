@@ -73,10 +73,10 @@ def is_incomplete(log: str) -> bool:
 
 def where_to_mend(log: str) -> str:
     """Return the directory to remove, so that other runs can use the same bundle."""
-    found = FOLDER.search(log)
+    match = FOLDER.search(log)
     return (
-        found[0]
-        if found
+        match[0]
+        if match
         else "apps/espalier.espalier.* in the FLWR_HOME (~/.flwr) of the SuperLink, or of the node"
     )
 

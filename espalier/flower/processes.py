@@ -65,13 +65,13 @@ def local_superlink() -> LocalSuperLink | None:
     pid = os.getpid()
     # Walk up the process tree until a SuperLink is found.
     while pid > 1:
-        words = _words(pid)
-        for word in words[:2]:
-            if Path(word).name == SUPERLINK:
-                host = value_of(HOST, words) or DEFAULT_HOST
-                port = value_of(PORT, words) or DEFAULT_PORT
+        args = _words(pid)
+        for arg in args[:2]:
+            if Path(arg).name == SUPERLINK:
+                host = value_of(HOST, args) or DEFAULT_HOST
+                port = value_of(PORT, args) or DEFAULT_PORT
                 if host in LOOPBACK and port.isdigit():
-                    return LocalSuperLink(pid, int(port), Path(word))
+                    return LocalSuperLink(pid, int(port), Path(arg))
                 return None
         pid = _parent(pid)
     return None
@@ -81,44 +81,44 @@ def submitters(superlink: LocalSuperLink) -> list[Submitter]:
     """Return the processes that are connected to a SuperLink's Control API."""
     connections = dict(_connections(superlink.port))
     # Another user's connection shows only that somebody else uses the SuperLink.
-    found = {user: Submitter(user) for user in connections.values() if user != os.getuid()}
-    return [*found.values(), *_own_commands(set(connections))]
+    other_users = {user: Submitter(user) for user in connections.values() if user != os.getuid()}
+    return [*other_users.values(), *_own_commands(set(connections))]
 
 
 def _own_commands(inodes: set[str]) -> Iterator[Submitter]:
     """Yield the ``flwr run`` processes of this user that have one of these sockets open."""
     for entry in PROC.glob("[0-9]*"):
-        words = _words(int(entry.name))
+        args = _words(int(entry.name))
         # ``flwr`` may be started by a Python interpreter, so the first two words are compared.
-        if PROGRAM not in [Path(word).name for word in words[:2]] or "run" not in words:
+        if PROGRAM not in [Path(arg).name for arg in args[:2]] or "run" not in args:
             continue
         # The process may have ended, or belong to another user.
         with suppress(OSError):
             if inodes.isdisjoint(_sockets(entry)):
                 continue
             folder = (entry / "cwd").resolve(strict=True)
-            yield Submitter(os.getuid(), _app_of(words, folder), _superlink_of(entry, words))
+            yield Submitter(os.getuid(), _app_of(args, folder), _superlink_of(entry, args))
 
 
-def _app_of(words: Sequence[str], folder: Path) -> Path | None:
+def _app_of(args: Sequence[str], folder: Path) -> Path | None:
     """Return the directory given to ``flwr run``; None for an app from another source."""
-    after = list(words[words.index("run") + 1 :])
-    given = "."
+    remaining = list(args[args.index("run") + 1 :])
+    app = "."
     # The first word that is neither an option nor its value.
-    while after:
-        word = after.pop(0)
-        if word in OPTIONS_WITH_VALUE:
-            after = after[1:]
-        elif not word.startswith("-"):
-            given = word
+    while remaining:
+        arg = remaining.pop(0)
+        if arg in OPTIONS_WITH_VALUE:
+            remaining = remaining[1:]
+        elif not arg.startswith("-"):
+            app = arg
             break
-    return None if given.startswith("@") else (folder / Path(given).expanduser()).resolve()
+    return None if app.startswith("@") else (folder / Path(app).expanduser()).resolve()
 
 
-def _superlink_of(entry: Path, words: Sequence[str]) -> Path | None:
+def _superlink_of(entry: Path, args: Sequence[str]) -> Path | None:
     """Return the ``flower-superlink`` that this ``flwr`` would start; None if there is none."""
     # ``flwr`` starts the SuperLink that is installed next to it, else the one on its PATH.
-    installed = next(Path(word) for word in words[:2] if Path(word).name == PROGRAM).with_name(
+    installed = next(Path(arg) for arg in args[:2] if Path(arg).name == PROGRAM).with_name(
         SUPERLINK
     )
     if installed.is_absolute() and installed.exists():
@@ -138,12 +138,12 @@ def _connections(port: int) -> Iterator[tuple[str, int]]:
 
 
 def _sockets(entry: Path) -> set[str]:
-    found = set()
+    inodes = set()
     for descriptor in (entry / "fd").iterdir():
         with suppress(OSError):
             if (name := os.readlink(descriptor)).startswith("socket:["):
-                found.add(name[len("socket:[") : -1])
-    return found
+                inodes.add(name[len("socket:[") : -1])
+    return inodes
 
 
 def _words(pid: int) -> list[str]:

@@ -63,19 +63,19 @@ def process_supernode(words: Sequence[str], port: int, secret_file: str) -> list
 
     That process asks for them at the loopback port ``port``; both share the secret in the file.
     """
-    place = [HOST, DEFAULT_HOST, PORT, str(port)]
-    return [*words, "--isolation", "process", *place, "--superexec-auth-secret-file", secret_file]
+    address = [HOST, DEFAULT_HOST, PORT, str(port)]
+    return [*words, "--isolation", "process", *address, "--superexec-auth-secret-file", secret_file]
 
 
 def value_of(option: str, words: Sequence[str]) -> str | None:
     """Return the last value of an option, which may be abbreviated as argparse allows."""
-    found = None
-    for place, word in enumerate(words):
+    last_value = None
+    for index, word in enumerate(words):
         name, is_joined, value = word.partition("=")
         # ``--p`` could mean many options; two characters after the hyphens are the shortest.
         if len(name) > 2 and option.startswith(name):
-            found = value if is_joined else "".join(words[place + 1 : place + 2])
-    return found
+            last_value = value if is_joined else "".join(words[index + 1 : index + 2])
+    return last_value
 
 
 def read_node_config(text: str) -> dict[str, Any]:
@@ -86,9 +86,9 @@ def read_node_config(text: str) -> dict[str, Any]:
     from flwr.common.config import parse_config_args
 
     # Flower drops what does not match its pattern, without a message.
-    if not text.endswith(".toml") and (rest := PAIR.sub("", text).strip()):
+    if not text.endswith(".toml") and (ignored := PAIR.sub("", text).strip()):
         raise InputError(
-            f"node-config: {rest!r} is not key=value, and Flower would ignore it; write"
+            f"node-config: {ignored!r} is not key=value, and Flower would ignore it; write"
             " key=value without spaces"
         )
     try:

@@ -90,7 +90,7 @@ class RunCommand:
         return [installed_program(PROGRAM), "log", run_id, CONNECTION, "--stream"]
 
     def _ask(self, *words: str) -> dict[str, Any]:
-        done = subprocess.run(
+        process = subprocess.run(
             [installed_program(PROGRAM), *words, "--format", "json"],
             env=self.environment, cwd=self.folder, capture_output=True,
             encoding="utf-8", errors="replace",
@@ -98,11 +98,11 @@ class RunCommand:
             start_new_session=True,
         )  # fmt: skip
         # Flower may print other lines before its JSON answer.
-        start = done.stdout.find("{")
+        start = process.stdout.find("{")
         try:
-            answer: dict[str, Any] = json.loads(done.stdout[start:])
+            answer: dict[str, Any] = json.loads(process.stdout[start:])
         except ValueError:
-            raise InputError(f"flwr {words[0]} failed:\n{done.stdout}{done.stderr}") from None
+            raise InputError(f"flwr {words[0]} failed:\n{process.stdout}{process.stderr}") from None
         return answer
 
 
@@ -133,13 +133,13 @@ def installed_program(name: str) -> str:
     Raises InputError if it is not installed.
     """
     installed = Path(sys.executable).parent / name
-    found = str(installed) if installed.exists() else shutil.which(name)
-    if found is None:
+    path = str(installed) if installed.exists() else shutil.which(name)
+    if path is None:
         raise InputError(
             f"{name} is not installed; install Espalier again, which also installs Flower"
             " (README, 'Set up and run')"
         )
-    return found
+    return path
 
 
 def _error_message(answer: dict[str, Any]) -> str:

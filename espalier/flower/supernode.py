@@ -75,18 +75,20 @@ class ReadyReplies:
         self._state = state
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._state, name)
+        attribute = getattr(self._state, name)
         # Only reading of replies must not wait.
         return (
-            partial(_at_once, found) if name in ("get_messages", "get_messages_legacy") else found
+            partial(_at_once, attribute)
+            if name in ("get_messages", "get_messages_legacy")
+            else attribute
         )
 
 
 def _at_once(get_messages: Callable[..., Sequence[Any]], **filters: Any) -> Sequence[Any]:
     """Return the messages, or raise NothingToSend if there are none."""
-    if not (found := get_messages(**filters)):
+    if not (messages := get_messages(**filters)):
         raise NothingToSend
-    return found
+    return messages
 
 
 class RunEndedError(Exception):
@@ -180,12 +182,12 @@ def main() -> None:
     from flwr.supernode.cli import flower_supernode
 
     # The module looks names up in its own namespace, so only Flower's loop is affected.
-    loop = vars(start_client_internal)
+    namespace = vars(start_client_internal)
     waits = Waits()
-    steps = Steps(loop["_pull_and_store_message"], loop["_push_messages"], waits.sleep)
-    loop["time"] = waits
-    loop["_pull_and_store_message"] = steps.receive
-    loop["_push_messages"] = steps.send
+    steps = Steps(namespace["_pull_and_store_message"], namespace["_push_messages"], waits.sleep)
+    namespace["time"] = waits
+    namespace["_pull_and_store_message"] = steps.receive
+    namespace["_push_messages"] = steps.send
     ask_again_soon()
     # Flower's messages name the program by this argument.
     sys.argv[0] = "flower-supernode"
@@ -222,33 +224,33 @@ class SupernodeLog:
     def heard(self, line: str) -> list[str]:
         """Return the lines to print after a new line."""
         line = line.rstrip("\n")
-        if found := CONNECTED.search(line):
-            who = f"as {self.site}" if self.site else "as a node without a site name"
+        if match := CONNECTED.search(line):
+            identity = f"as {self.site}" if self.site else "as a node without a site name"
             key = f", with the key {self.fingerprint}" if self.fingerprint else ""
-            to = f"connected to {self.superlink} {who} (node {found[1]}{key})"
-            return [line, f"espalier: {to}; waiting for runs"]
-        if found := REFUSED.match(line):
-            return [line, f"espalier: {why_refused(found[1], self)}"]
+            description = f"connected to {self.superlink} {identity} (node {match[1]}{key})"
+            return [line, f"espalier: {description}; waiting for runs"]
+        if match := REFUSED.match(line):
+            return [line, f"espalier: {why_refused(match[1], self)}"]
         return [line]
 
 
 def why_refused(reason: str, node: SupernodeLog) -> str:
     """Return why the SuperLink refused a node, with a remedy, from the reason that it gave."""
-    at = f"the SuperLink {node.superlink}"
+    superlink = f"the SuperLink {node.superlink}"
     if NOT_ACTIVATED in reason and node.key:
         return (
-            f"{at} does not know this node's key ({node.key}, {node.fingerprint}), or still counts"
-            " a node with this key as connected. Register the key there once: flwr supernode"
+            f"{superlink} does not know this node's key ({node.key}, {node.fingerprint}), or still"
+            " counts a node with this key as connected. Register the key there once: flwr supernode"
             f" register {node.site or 'NAME'}.key.pub CONNECTION. If it is registered, give each"
             " node its own key, and start a node that was killed again after a minute"
         )
     if KEY_WANTED in reason:
         return (
-            f"{at} accepts only nodes with a registered key, and this node was started without a"
-            " key; give --auth-supernode-private-key KEY, and register KEY.pub there: flwr"
-            " supernode register KEY.pub CONNECTION"
+            f"{superlink} accepts only nodes with a registered key, and this node was started"
+            " without a key; give --auth-supernode-private-key KEY, and register KEY.pub there:"
+            " flwr supernode register KEY.pub CONNECTION"
         )
-    return f"{at} refused this node: {reason}"
+    return f"{superlink} refused this node: {reason}"
 
 
 if __name__ == "__main__":

@@ -78,15 +78,15 @@ def bundle_sha256(bundle: bytes) -> str:
         raise zipfile.BadZipFile(f"the bundle has more than {MAX_BYTES} bytes")
     key = hashlib.sha256(bundle).hexdigest()
     # Popped and put back, so that the dictionary is in order of use.
-    known = _verdicts.pop(key, None) or _verdict(bundle)
+    verdict = _verdicts.pop(key, None) or _verdict(bundle)
     # The newest bundle is the last, since the oldest ones at the beginning are removed.
-    _verdicts[key] = known
-    found, fault = known
+    _verdicts[key] = verdict
+    sha256, fault = verdict
     while len(_verdicts) > MAX_VERDICTS:
         _verdicts.pop(next(iter(_verdicts)))
     if fault:
         raise zipfile.BadZipFile(fault)
-    return found
+    return sha256
 
 
 def _verdict(bundle: bytes) -> tuple[str, str]:
@@ -132,23 +132,23 @@ def _of_program(bundle: bytes) -> str:
             {file.filename for file in files}
         ) < len(files):
             raise zipfile.BadZipFile("files of the bundle overlap")
-        if strange := [file.filename for file in files if file.compress_type not in PACKED]:
+        if unsupported := [file.filename for file in files if file.compress_type not in PACKED]:
             raise zipfile.BadZipFile(
-                f"{strange[0][:200]!r} in the bundle is not packed as in Flower's bundles"
+                f"{unsupported[0][:200]!r} in the bundle is not packed as in Flower's bundles"
             )
-        found = list[tuple[str, bytes]]()
+        contents = list[tuple[str, bytes]]()
         # A total limit, because many small claims could add up.
-        left = MAX_BYTES
+        remaining = MAX_BYTES
         for file in files:
             # The claimed size only makes the buffer small; it may be too small or too large.
-            with archive.open(file) as opened:
+            with archive.open(file) as handle:
                 # One byte more than claimed, so that a file that is too large is noticed.
-                content = opened.read(min(file.file_size, left) + 1)
-            left -= len(content)
-            if left < 0:
+                content = handle.read(min(file.file_size, remaining) + 1)
+            remaining -= len(content)
+            if remaining < 0:
                 raise zipfile.BadZipFile(f"the bundle's program has more than {MAX_BYTES} bytes")
-            found.append((file.filename, content))
-        return _sha256(found)
+            contents.append((file.filename, content))
+        return _sha256(contents)
 
 
 def _sha256(files: Iterable[tuple[str, bytes]]) -> str:

@@ -43,14 +43,14 @@ def printable(text: str, most: int = MAX_CHARACTERS) -> str:
 def without_control(text: str, keep: str = "\n") -> str:
     """Return ``text`` with a question mark for each unprintable character not in ``keep``."""
     # Combining marks that follow each other on one character.
-    found = []
+    characters = []
     marks = 0
     # Compose characters first, so that ordinary accents do not count as marks.
     for character in unicodedata.normalize("NFC", text):
         marks = marks + 1 if unicodedata.category(character) in ("Mn", "Me") else 0
-        fine = (character.isprintable() or character in keep) and marks <= MAX_MARKS
-        found.append(character if fine else UNPRINTABLE)
-    return "".join(found)
+        is_allowed = (character.isprintable() or character in keep) and marks <= MAX_MARKS
+        characters.append(character if is_allowed else UNPRINTABLE)
+    return "".join(characters)
 
 
 LINEAGE = r"^[0-9]{8}-[0-9]{6}-[0-9a-f]{12}$"

@@ -50,7 +50,7 @@ def private_key(path: str, setting: str = "site-key") -> ec.EllipticCurvePrivate
     Raises InputError if the file cannot be read, other users can read it, or a SuperNode does not
     accept the key. Nothing of its content is quoted.
     """
-    named = f"{setting} {path}" if setting.startswith("--") else f"{setting} = {path!r}"
+    label = f"{setting} {path}" if setting.startswith("--") else f"{setting} = {path!r}"
     try:
         with open(at_home(path), "rb") as file:
             # The status of the open file: the path may be changed in between.
@@ -58,27 +58,27 @@ def private_key(path: str, setting: str = "site-key") -> ec.EllipticCurvePrivate
             data = file.read(MAX_BYTES)
     except OSError as error:
         raise InputError(
-            f"{named}: cannot be read ({error.strerror}); name the site's private key"
+            f"{label}: cannot be read ({error.strerror}); name the site's private key"
         ) from None
     if data.startswith(PUBLIC_KEY):
         raise InputError(
-            f"{named}: is a public key; name the private key of the pair, which has no .pub"
+            f"{label}: is a public key; name the private key of the pair, which has no .pub"
         )
     # A file of another user, for instance root in a container, is not for this user to change.
     if status.st_uid == os.getuid() and status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise InputError(f"{named}: other users of this machine can read it; run: chmod 600 {path}")
+        raise InputError(f"{label}: other users of this machine can read it; run: chmod 600 {path}")
     try:
         key = load_ssh_private_key(data, None)
     except TypeError:
         raise InputError(
-            f"{named}: the key has a passphrase, which a node cannot enter; name a"
+            f"{label}: the key has a passphrase, which a node cannot enter; name a"
             " key without a passphrase"
         ) from None
     except (ValueError, IndexError, NotImplementedError, UnsupportedAlgorithm):
-        raise InputError(f"{named}: is not a private key in OpenSSH format; {MAKE_ONE}") from None
+        raise InputError(f"{label}: is not a private key in OpenSSH format; {MAKE_ONE}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, CURVES):
         raise InputError(
-            f"{named}: is not an ECDSA key on a curve that a SuperNode accepts; {MAKE_ONE}"
+            f"{label}: is not an ECDSA key on a curve that a SuperNode accepts; {MAKE_ONE}"
         )
     return key
 
@@ -97,12 +97,12 @@ def public_keys(folder: str, setting: str = "site-keys") -> dict[str, ec.Ellipti
             if not file.name.startswith(".") or _site(file)
         )
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or error
         raise InputError(
-            f"{setting} = {folder!r}: cannot be read ({why}); name a directory with the"
+            f"{setting} = {folder!r}: cannot be read ({reason}); name a directory with the"
             f" NAME{PUBLIC} of each site"
         ) from None
-    found: dict[str, ec.EllipticCurvePublicKey] = {}
+    keys: dict[str, ec.EllipticCurvePublicKey] = {}
     lines = []
     holders = dict[bytes, str]()
     for file in files:
@@ -113,15 +113,15 @@ def public_keys(folder: str, setting: str = "site-keys") -> dict[str, ec.Ellipti
             lines.append(str(error))
             continue
         # The same key at two sites would let one use the other's name.
-        other = holders.setdefault(_bytes_of(key), name)
-        if other != name:
-            lines.append(f"{file.name}: is also the key of {other}; each site needs its own key")
-        found[name] = key
+        holder = holders.setdefault(_bytes_of(key), name)
+        if holder != name:
+            lines.append(f"{file.name}: is also the key of {holder}; each site needs its own key")
+        keys[name] = key
     if not files:
         lines.append(f"contains no key; put the NAME{PUBLIC} of each site there")
     if lines:
         raise InputError(f"{setting} = {folder!r}:\n" + "\n".join(f"  {line}" for line in lines))
-    return found
+    return keys
 
 
 def public_key(file: Path) -> ec.EllipticCurvePublicKey:
@@ -131,8 +131,8 @@ def public_key(file: Path) -> ec.EllipticCurvePublicKey:
             f"{file.name}: is not named NAME{PUBLIC} after a site; rename or remove it"
         )
     try:
-        with open(file, "rb") as opened:
-            key = load_ssh_public_key(opened.read(MAX_BYTES))
+        with open(file, "rb") as handle:
+            key = load_ssh_public_key(handle.read(MAX_BYTES))
     except OSError as error:
         raise InputError(f"{file.name}: cannot be read ({error.strerror})") from None
     except (ValueError, IndexError, NotImplementedError, UnsupportedAlgorithm):

@@ -116,9 +116,9 @@ def check(body: MessageBody, side: Side, *, keep: bool = False) -> Fields:
         side.check_fields(fields)
     if side.blob_sha256 is not None:
         # Without the comparison each hash would be 32 bytes in which a reply could send any data.
-        named = side.blob_sha256(fields)
+        hashes = side.blob_sha256(fields)
         for key, blob in body.blobs.items():
-            if sha256(blob).hexdigest() != named[key]:
+            if sha256(blob).hexdigest() != hashes[key]:
                 raise ProtocolError(
                     f"{key}: the bytes do not have the SHA-256 that was named for them"
                 )
@@ -166,16 +166,16 @@ def byte_limit(specs: BlockSpecs) -> int:
 
 def _check_blob(key: str, blob: bytes, expected: Mapping[str, TensorSpec]) -> None:
     # Only the header of the blob is parsed.
-    found = tensor_specs(blob)
-    if set(found) != set(expected):
+    specs = tensor_specs(blob)
+    if set(specs) != set(expected):
         raise ProtocolError(
-            f"{key}: holds {count(len(found), 'tensor')}, and not the {len(expected)} that the"
+            f"{key}: holds {count(len(specs), 'tensor')}, and not the {len(expected)} that the"
             " contract names"
         )
     for name, spec in expected.items():
-        if found[name] != spec:
+        if specs[name] != spec:
             raise ProtocolError(
-                f"{key} {name}: is {found[name].dtype} {list(found[name].shape)}, must be"
+                f"{key} {name}: is {specs[name].dtype} {list(specs[name].shape)}, must be"
                 f" {spec.dtype} {list(spec.shape)}"
             )
 

@@ -16,8 +16,8 @@ from espalier.settings.run import RunSettings
 
 def of_method(method: str) -> ModuleType:
     """Import and return the module with the contracts of a method."""
-    found: ModuleType = part(METHODS[method].contracts_module)
-    return found
+    module: ModuleType = part(METHODS[method].contracts_module)
+    return module
 
 
 def contract_for(request: MessageBody, plan_of: PlanOf, settings: RunSettings) -> Contract:
@@ -49,9 +49,11 @@ def contract_for(request: MessageBody, plan_of: PlanOf, settings: RunSettings) -
     if header.kind == "evaluate":
         # The fields say which texts are in the blobs.
         texts = validate(evaluation.Texts, request.fields)
-        made = evaluation.contract(settings.method, texts, settings.evaluation.own_text)
+        evaluation_contract = evaluation.contract(
+            settings.method, texts, settings.evaluation.own_text
+        )
         evaluation.require_of_run(texts, settings)
-        return made
+        return evaluation_contract
     if header.kind == "push":
         push: Contract = of_method(settings.method).push_contract(request, plan_of, settings)
         return push

@@ -119,8 +119,8 @@ def refused_by(text: str) -> tuple[str, str]:
     The name is a claim of the sender. It is empty if the text has none.
     """
     # A node writes this text itself, so the name proves nothing.
-    named = _REFUSED_BY.match(text)
-    return (named[1], text[named.end() :]) if named else ("", text)
+    match = _REFUSED_BY.match(text)
+    return (match[1], text[match.end() :]) if match else ("", text)
 
 
 def contract(method: str, *, signed: bool) -> Contract:

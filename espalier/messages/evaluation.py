@@ -117,21 +117,25 @@ def require_of_run(texts: Texts, run: RunSettings) -> None:
     ProtocolError
         If it does; the error names the setting.
     """
-    chosen = run.evaluation
+    settings = run.evaluation
     on_text = run.task.name == TEXT
     # Texts only for local baselines of runs without a task.
     if texts.names and not (run.evaluation.local_baseline and on_text):
         raise ProtocolError(
             "Texts: texts are not allowed with evaluation.local-baseline = false, or a task"
         )
-    if set(texts.names) - chosen.named_texts().keys():
+    if set(texts.names) - settings.named_texts().keys():
         raise ProtocolError("Texts: evaluation.texts names no such text")
-    if texts.names and texts.sequence_length != chosen.sequence_length:
-        setting = f"evaluation.sequence-length = {chosen.sequence_length}"
+    if texts.names and texts.sequence_length != settings.sequence_length:
+        setting = f"evaluation.sequence-length = {settings.sequence_length}"
         raise ProtocolError(f"Texts: samples of {texts.sequence_length} tokens, {setting}")
-    if chosen.max_samples and (most := max(texts.num_samples, default=0)) > chosen.max_samples:
+    if (
+        settings.max_samples
+        and (num_samples := max(texts.num_samples, default=0)) > settings.max_samples
+    ):
         raise ProtocolError(
-            f"Texts: {most} samples of a text, evaluation.max-samples = {chosen.max_samples}"
+            f"Texts: {num_samples} samples of a text, evaluation.max-samples ="
+            f" {settings.max_samples}"
         )
     # 0 as ``task.max-test-items`` means no limit.
     max_items = (
@@ -161,8 +165,8 @@ def require_many(texts: Texts) -> None:
         If a text or the test items are too few; the error has the numbers and the remedy.
     """
     # Every token but the first of a sample is predicted.
-    for name, number in zip(texts.names, texts.num_samples, strict=True):
-        if (predictions := number * (texts.sequence_length - 1)) < MIN_PREDICTIONS:
+    for name, num_samples in zip(texts.names, texts.num_samples, strict=True):
+        if (predictions := num_samples * (texts.sequence_length - 1)) < MIN_PREDICTIONS:
             raise ProtocolError(
                 f"evaluation.texts: '{printable(name)}' gives {predictions} predictions, sites"
                 f" evaluate local baselines on {MIN_PREDICTIONS} or more; take a longer"
@@ -233,11 +237,11 @@ def _require_figures(report: Losses, texts: Texts) -> None:
     ProtocolError
         If it does not; the error names the field.
     """
-    own = len(OWN_TEXT_MODELS) if texts.own_text else 0
-    if (len(report.losses), len(report.own_losses)) != (len(texts.names), own):
+    num_own = len(OWN_TEXT_MODELS) if texts.own_text else 0
+    if (len(report.losses), len(report.own_losses)) != (len(texts.names), num_own):
         raise ProtocolError(
             f"Losses: {len(report.losses)} losses for {len(texts.names)} texts,"
-            f" {len(report.own_losses)} own for {own}"
+            f" {len(report.own_losses)} own for {num_own}"
         )
     for name in ("losses", "own_losses", "test_scores"):
         # Further digits could carry other data.

@@ -62,18 +62,18 @@ class Ledger:
         direction : "up" for a reply, "down" for a request
         client : number of the client; negative before the client has one
         """
-        size, common = self._counted(direction, client, body.header, content)
+        size, entry = self._counted(direction, client, body.header, content)
         blobs = sum(len(blob) for blob in body.blobs.values())
         # The first entry has the bytes of header and fields; one entry per blob follows.
         self._append(
-            {**common, "block": None, "raw_bytes": size - blobs, "wire_bytes": size - blobs}
+            {**entry, "block": None, "raw_bytes": size - blobs, "wire_bytes": size - blobs}
         )
         for key, blob in sorted(body.blobs.items()):
             # Blocks with dense bytes show what was saved.
             dense = {"dense_bytes": self._dense_bytes[key]} if key in self._dense_bytes else {}
             self._append(
                 {
-                    **common,
+                    **entry,
                     "block": key,
                     "raw_bytes": data_bytes(blob),
                     "wire_bytes": len(blob),
@@ -83,9 +83,9 @@ class Ledger:
 
     def record_refused(self, client: int, asked: Header, content: RecordDict) -> None:
         """Record a refused reply by its size; its content is neither read nor written down."""
-        size, common = self._counted("up", client, asked, content)
+        size, entry = self._counted("up", client, asked, content)
         self._append(
-            {**common, "block": None, "raw_bytes": None, "wire_bytes": size, "refused": True}
+            {**entry, "block": None, "raw_bytes": None, "wire_bytes": size, "refused": True}
         )
 
     def record_round(
@@ -98,15 +98,17 @@ class Ledger:
         if (server_round, client) in self._timed:
             return
         self._timed.add((server_round, client))
-        place = {
+        entry = {
             "lineage": lineage,
             "round": server_round,
             "client": client,
             "direction": None,
             "kind": "round",
         }
-        none = {"block": None, "raw_bytes": 0, "wire_bytes": 0}
-        self._append({**place, "attempt": 1, "part": 0, **none, "virtual_seconds": virtual_seconds})
+        no_bytes = {"block": None, "raw_bytes": 0, "wire_bytes": 0}
+        self._append(
+            {**entry, "attempt": 1, "part": 0, **no_bytes, "virtual_seconds": virtual_seconds}
+        )
 
     def _counted(
         self, direction: Literal["up", "down"], client: int, header: Header, content: RecordDict

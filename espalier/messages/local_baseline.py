@@ -47,21 +47,21 @@ def contract(request: MessageBody, settings: RunSettings) -> Contract:
         raise ProtocolError(
             f"message: clients of {settings.method} compute no local baseline after their rounds"
         )
-    largest = settings.lora.rank if settings.tunes else 0
+    max_rank = settings.lora.rank if settings.tunes else 0
     order = validate(BaselineOrder, request.fields)
     # Only SFT-P has clients that join late.
     if order.fits and not settings.job.fits_local_baseline(settings.federation):
         raise ProtocolError(f"message: clients of {settings.method} have nothing to fit")
-    if order.rank_limit > largest:
+    if order.rank_limit > max_rank:
         raise ProtocolError(
-            f"message: rank_limit is above {largest}, the largest rank of an adapter"
+            f"message: rank_limit is above {max_rank}, the largest rank of an adapter"
         )
-    chosen = []
+    conditions = []
     # The observer sentence names the settings with which the message is sent.
     for key, value in settings.job.MAKES_LOCAL_BASELINE_WITH.items():
         values = value if isinstance(value, tuple) else (value,)
-        chosen.append(f"`{key}` = {' or '.join(f'`{one}`' for one in values)}")
-    sent_with = f" It is sent only with {', '.join(chosen)}." if chosen else ""
+        conditions.append(f"`{key}` = {' or '.join(f'`{option}`' for option in values)}")
+    sent_with = f" It is sent only with {', '.join(conditions)}." if conditions else ""
     return Contract(
         kind="local_baseline",
         method=settings.method,

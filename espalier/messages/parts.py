@@ -93,19 +93,19 @@ class Reply:
             If there is no such part.
         """
         header = request.header
-        fetched = request.header.kind == "fetch"
+        is_fetch = request.header.kind == "fetch"
         parts = parts_of(self.specs, run.part_bytes) if self.parts is None else self.parts
-        if header.part >= len(parts) or (header.part > 0) != fetched:
+        if header.part >= len(parts) or (header.part > 0) != is_fetch:
             raise ProtocolError(
                 f"message: part {header.part} of a {header.kind} does not exist, a reply has"
                 f" {len(parts)}"
             )
         part = parts[header.part]
 
-        def has_all_hashes(asked: PartRequest) -> None:
-            if len(asked.blob_sha256) != len(part):
+        def has_all_hashes(order: PartRequest) -> None:
+            if len(order.blob_sha256) != len(part):
                 raise ProtocolError(
-                    f"{type(asked).__name__}: {len(asked.blob_sha256)} hashes for {len(part)} blobs"
+                    f"{type(order).__name__}: {len(order.blob_sha256)} hashes for {len(part)} blobs"
                 )
 
         return Contract(
@@ -113,19 +113,19 @@ class Reply:
             method=run.method,
             parts=parts,
             down=Side(
-                self.part_order if fetched else self.order,
-                self.fetched_with if fetched else self.request_blobs,
+                self.part_order if is_fetch else self.order,
+                self.fetched_with if is_fetch else self.request_blobs,
                 self.check_request,
-                has_all_hashes if fetched else self.check_order,
+                has_all_hashes if is_fetch else self.check_order,
             ),
             up=Side(
-                NoFields if fetched else self.report,
+                NoFields if is_fetch else self.report,
                 {key: self.specs[key] for key in part},
                 self.check_values,
-                self.check_part if fetched else self.check_report,
+                self.check_part if is_fetch else self.check_report,
                 hashes_of_part(request, self.specs, part),
             ),
-            observer=self.more if fetched else self.observer,
+            observer=self.more if is_fetch else self.observer,
         )
 
 
@@ -227,9 +227,9 @@ def require_tokens(name: str, tokens: int, run: RunSettings) -> None:
     ProtocolError
         If no client has as many; the error begins with the report's name.
     """
-    most = MAX_SAMPLES * run.data.sequence_length
-    if tokens > most:
-        raise ProtocolError(f"{name}: {tokens} tokens, no client has more than {most}")
+    max_tokens = MAX_SAMPLES * run.data.sequence_length
+    if tokens > max_tokens:
+        raise ProtocolError(f"{name}: {tokens} tokens, no client has more than {max_tokens}")
 
 
 MakeContract = Callable[[MessageBody, PlanOf, RunSettings], Contract]
@@ -249,8 +249,8 @@ def contracts_of(
 
     def push_contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
         require_result_wanted(run)
-        sent = reply(plan_of(), run)
-        return Push(sent.specs, check_values=sent.check_values).contract(request, run)
+        train_reply = reply(plan_of(), run)
+        return Push(train_reply.specs, check_values=train_reply.check_values).contract(request, run)
 
     return contract, push_contract
 
@@ -274,7 +274,7 @@ def parts_of(specs: BlockSpecs, part_bytes: int) -> list[list[str]]:
     """
     keys = list(specs)
     sizes = [sum(spec.num_bytes for spec in specs[key].values()) for key in keys]
-    return [[keys[place] for place in part] for part in cut_into_parts(sizes, part_bytes)]
+    return [[keys[index] for index in part] for part in cut_into_parts(sizes, part_bytes)]
 
 
 def hashes_of_part(
@@ -291,19 +291,19 @@ def hashes_of_part(
     reply : keys of all blobs of the reply, in the order of the report
     part : keys of the blobs of the part
     """
-    fetched = request.header.kind == "fetch"
+    is_fetch = request.header.kind == "fetch"
     # A ``fetch`` names the hashes of its part, a report those of the whole reply.
-    keys = sorted(part) if fetched else list(reply)
+    keys = sorted(part) if is_fetch else list(reply)
 
-    def named(fields: Fields) -> dict[str, str]:
-        hashes = (request.fields if fetched else fields.model_dump()).get("blob_sha256", [])
+    def hashes_by_key(fields: Fields) -> dict[str, str]:
+        hashes = (request.fields if is_fetch else fields.model_dump()).get("blob_sha256", [])
         if len(hashes) != len(keys):
             raise ProtocolError(
                 f"{type(fields).__name__}: {len(hashes)} hashes for {len(keys)} blobs"
             )
         return dict(zip(keys, hashes, strict=True))
 
-    return named
+    return hashes_by_key
 
 
 def last_rounds(plan_of: PlanOf, run: RunSettings) -> range:

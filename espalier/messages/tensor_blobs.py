@@ -197,9 +197,9 @@ def locate(file: Path) -> dict[str, tuple[int, TensorSpec]]:
     dict of str to tuple
         Offset of each tensor's data in the file, in bytes, and its spec.
     """
-    with open(file, "rb") as opened:
-        size = struct.unpack("<Q", opened.read(8))[0]
-        header = read_json(opened.read(size))
+    with open(file, "rb") as handle:
+        size = struct.unpack("<Q", handle.read(8))[0]
+        header = read_json(handle.read(size))
     return {
         name: (
             8 + size + entry["data_offsets"][0],

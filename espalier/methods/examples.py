@@ -85,13 +85,13 @@ def plan_of(method: str) -> ModelPlan:
 
 def settings_for(method: str, kind: Kind) -> dict[str, Any]:
     """Return the settings of a run that has messages of this kind."""
-    chosen: dict[str, Any] = {"method": method, **SETTINGS}
+    settings: dict[str, Any] = {"method": method, **SETTINGS}
     if kind in SECURE_KINDS:
-        chosen |= {**settings_of(method).SUMMED_WITH, "federation.secure-sum": True}
+        settings |= {**settings_of(method).SUMMED_WITH, "federation.secure-sum": True}
     if kind == "local_baseline":
         for key, value in settings_of(method).MAKES_LOCAL_BASELINE_WITH.items():
-            chosen[key] = value[0] if isinstance(value, tuple) else value
-    return chosen
+            settings[key] = value[0] if isinstance(value, tuple) else value
+    return settings
 
 
 def is_sent(method: str, kind: Kind) -> bool:
@@ -120,12 +120,16 @@ def rounds(method: str, kind: Kind) -> list[int]:
     """
     run = parse(settings_for(method, kind))
     job = settings_of(method)
-    differ = list(job.ROUNDS_THAT_DIFFER)
+    differing_rounds = list(job.ROUNDS_THAT_DIFFER)
     if kind == "fetch":
-        return [place for place in differ if _comes_in_parts(method, place)]
+        return [
+            server_round
+            for server_round in differing_rounds
+            if _comes_in_parts(method, server_round)
+        ]
     last = run.job.last_rounds(run.federation, lambda: len(PLAN.blocks), run.num_clients)[0]
-    result = max(last + 1, job.FIRST_PUSH) if len(differ) > 1 else job.FIRST_PUSH
-    single: dict[Kind, int] = {
+    result = max(last + 1, job.FIRST_PUSH) if len(differing_rounds) > 1 else job.FIRST_PUSH
+    fixed_rounds: dict[Kind, int] = {
         "enrol": 0,
         "refused": 0,
         "local_baseline": last,
@@ -136,17 +140,19 @@ def rounds(method: str, kind: Kind) -> list[int]:
         "confirm": 1,
         "unmask": 1,
     }
-    usual = [single[kind]] if kind in single else differ
+    usual_rounds = [fixed_rounds[kind]] if kind in fixed_rounds else differing_rounds
     # Keys with a round are tuples; the others hold for every round.
     examples = (key for key in _examples(method) if not isinstance(key, str))
-    return usual + sorted(
-        place for of_kind, place in examples if of_kind == kind and place not in usual
+    return usual_rounds + sorted(
+        server_round
+        for example_kind, server_round in examples
+        if example_kind == kind and server_round not in usual_rounds
     )
 
 
 def _examples(method: str) -> Mapping[Any, Any]:
-    found: Mapping[Any, Any] = getattr(of_method(method), "EXAMPLES", {})
-    return found
+    examples: Mapping[Any, Any] = getattr(of_method(method), "EXAMPLES", {})
+    return examples
 
 
 def asked(run: RunSettings, kind: Kind, server_round: int) -> list[dict[str, Any]]:
@@ -161,9 +167,11 @@ def asked(run: RunSettings, kind: Kind, server_round: int) -> list[dict[str, Any
         names = list(run.evaluation.named_texts()) if run.task.name == TEXT else []
         return [Texts.of_run(run, names, 2).model_dump()]
     examples = _examples(run.method)
-    found = examples.get((kind, server_round), examples.get(kind, {}))
+    example = examples.get((kind, server_round), examples.get(kind, {}))
     hashes = {"blob_sha256": [HASH]} if kind == "fetch" else {}
-    return [{**fields, **hashes} for fields in ([found] if isinstance(found, Mapping) else found)]
+    return [
+        {**fields, **hashes} for fields in ([example] if isinstance(example, Mapping) else example)
+    ]
 
 
 def request(
@@ -179,8 +187,8 @@ def request(
     ----------
     part : part of the reply. If None, it is 1 for a ``fetch`` and 0 for other kinds.
     """
-    chosen = int(kind == "fetch") if part is None else part
-    header = request_header(run.method, kind, server_round, part=chosen)
+    part_number = int(kind == "fetch") if part is None else part
+    header = request_header(run.method, kind, server_round, part=part_number)
     return MessageBody(header, dict(fields))
 
 

@@ -53,13 +53,13 @@ def privacy_table() -> str:
     methods_by_row: dict[tuple[str, str, str], list[str]] = {}
     for kind in KINDS:
         for method in methods_of(kind):
-            for server_round, shown in _rounds(method, kind):
+            for server_round, row_name in _rounds(method, kind):
                 contracts = [
                     _contract(method, kind, server_round, *variant)
                     for variant in _variants(method, kind)
                 ]
                 row = (
-                    shown,
+                    row_name,
                     _fields([contract.up for contract in contracts]),
                     contracts[0].observer,
                 )
@@ -70,10 +70,10 @@ def privacy_table() -> str:
         "| message | methods | leaves the client | what an observer learns |",
         "|---|---|---|---|",
     ]
-    for (shown, fields, observer), methods in methods_by_row.items():
+    for (row_name, fields, observer), methods in methods_by_row.items():
         names = ", ".join(f"`{method}`" for method in methods)
-        named = "all" if len(methods) == len(METHODS) else names
-        lines.append(f"| {shown} | {named} | {fields or 'nothing'} | {observer} |")
+        method_text = "all" if len(methods) == len(METHODS) else names
+        lines.append(f"| {row_name} | {method_text} | {fields or 'nothing'} | {observer} |")
     lines.append(f"| any, failed | all | {_fields([FAILED])} | {FAILURE} |")
     return "\n".join(lines)
 
@@ -104,11 +104,11 @@ def _variants(method: str, kind: Kind) -> list[tuple[ModelPlan, dict[str, Any]]]
 
 def _rounds(method: str, kind: Kind) -> list[tuple[int, str]]:
     """Return the rounds whose messages of a kind have a row, with the text of the first column."""
-    places = rounds(method, kind)
-    if kind not in ("train", "fetch") or len(places) == 1:
-        return [(places[0], kind)]
-    names = [f"{kind} of round {first}" for first in places]
-    return list(zip(places, [*names[:-1], f"{names[-1]} and later"], strict=True))
+    round_numbers = rounds(method, kind)
+    if kind not in ("train", "fetch") or len(round_numbers) == 1:
+        return [(round_numbers[0], kind)]
+    names = [f"{kind} of round {first}" for first in round_numbers]
+    return list(zip(round_numbers, [*names[:-1], f"{names[-1]} and later"], strict=True))
 
 
 def _contract(
@@ -130,14 +130,14 @@ def _fields(sides: list[Side]) -> str:
         pair for side in sides for specs in side.blobs.values() for pair in specs.items()
     ):
         dtypes.setdefault(_shown(name), set()).add(spec.dtype)
-    together: dict[tuple[bool, str], list[str]] = {}
+    names_by_dtype: dict[tuple[bool, str], list[str]] = {}
     for name in sorted(dtypes):
-        together.setdefault(
+        names_by_dtype.setdefault(
             (name in (HEAD, MASKS, UNITS), " or ".join(sorted(dtypes[name]))), []
         ).append(name)
     tensors = [
-        f"{', '.join(names)}{'' if of_head else ' per matrix'} ({dtype})"
-        for (of_head, dtype), names in sorted(together.items())
+        f"{', '.join(names)}{'' if not_per_matrix else ' per matrix'} ({dtype})"
+        for (not_per_matrix, dtype), names in sorted(names_by_dtype.items())
     ]
     return "; ".join([*tensors, *(f"`{name}`" for name in sides[0].fields.model_fields)])
 

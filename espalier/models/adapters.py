@@ -141,14 +141,14 @@ class AdapterPlan:
 
     def shapes(self) -> Shapes:
         """Return the shapes of all trained tensors."""
-        found: Shapes = {}
+        shapes: Shapes = {}
         for index, adapter in self:
-            block = found.setdefault(block_key(index), {})
+            block = shapes.setdefault(block_key(index), {})
             block.update(self.trained_shapes(adapter))
             block.update(adapter.folded_shapes(self.folded))
         for key, tensors in self.whole.items():
-            found.setdefault(key, {}).update(tensors)
-        return found
+            shapes.setdefault(key, {}).update(tensors)
+        return shapes
 
     def trained_shapes(self, adapter: Adapter) -> dict[str, tuple[int, ...]]:
         """Return the shapes of an adapter's trained tensors by canonical name."""
@@ -181,7 +181,7 @@ class AdapterPlan:
     def num_parameters(self) -> int:
         """Number of trained parameters."""
         tensors = self.shapes().values()
-        return sum(math.prod(shape) for own in tensors for shape in own.values())
+        return sum(math.prod(shape) for block_shapes in tensors for shape in block_shapes.values())
 
 
 def cut_to_rank(tensors: Mapping[str, "Tensor"], rank: int) -> dict[str, "Tensor"]:
@@ -209,10 +209,10 @@ def adapter_plan(plan: ModelPlan, lora: LoraSettings, num_classes: int = 0) -> A
     num_classes : number of classes of the task; used only for an encoder
     """
     names = [linear.name for linear in plan.blocks[0].linears]
-    chosen = lora.target_names(names)
-    if unknown := sorted(set(chosen) - set(names)):
+    targets = lora.target_names(names)
+    if unknown_targets := sorted(set(targets) - set(names)):
         raise InputError(
-            f"lora.targets: the model has no {', '.join(unknown)}; its blocks have"
+            f"lora.targets: the model has no {', '.join(unknown_targets)}; its blocks have"
             f" {', '.join(names)}: set lora.targets to some of them, or to 'all'"
         )
     layers = lora.layer_numbers(len(plan.blocks))
@@ -225,7 +225,7 @@ def adapter_plan(plan: ModelPlan, lora: LoraSettings, num_classes: int = 0) -> A
             f"lora.alpha: alpha / rank is {lora.scaling:g}; choose them so that it is"
             f" {SCALINGS[0]:g} to {SCALINGS[1]:g}"
         )
-    blocks = {index: tuple(_adapters(plan, lora, index, chosen)) for index in layers}
+    blocks = {index: tuple(_adapters(plan, lora, index, targets)) for index in layers}
     if lora.keep_zeros and plan.head_features:
         raise InputError(
             "lora.keep-zeros = true: an encoder is not pruned here, so it has no zeros to keep; set"
@@ -250,10 +250,10 @@ def head_plan(plan: ModelPlan, num_classes: int) -> AdapterPlan:
 
 
 def _adapters(
-    plan: ModelPlan, lora: LoraSettings, index: int, chosen: list[str]
+    plan: ModelPlan, lora: LoraSettings, index: int, targets: list[str]
 ) -> Iterator[Adapter]:
     for linear in plan.blocks[index].linears:
-        if linear.name in chosen:
+        if linear.name in targets:
             if lora.rank > min(linear.shape):
                 shape = f"{linear.shape[0]} x {linear.shape[1]}"
                 raise InputError(

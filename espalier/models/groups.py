@@ -134,16 +134,16 @@ class Groups:
 
     def reaches(self, cut: Cut, ratio: float, job: CutSettings) -> bool:
         """Return True if each competition has this pruning ratio or nothing left to cut."""
-        more = self.stay(cut) > self.must_stay(job)
+        can_cut = self.stay(cut) > self.must_stay(job)
         return all(
-            self.spent(cut, pools) >= target or not more[_slice(pools)].any()
+            self.spent(cut, pools) >= target or not can_cut[_slice(pools)].any()
             for pools, target in self.targets(ratio, job.selection)
         )
 
     def spent(self, cut: Cut, pools: range) -> int:
         """Return the number of parameters of the cut groups of some pools."""
-        own = self.span(pools)
-        return int(self.costs[own][cut[own]].sum())
+        span = self.span(pools)
+        return int(self.costs[span][cut[span]].sum())
 
     def must_stay(self, job: CutSettings) -> NDArray[np.int64]:
         """Return the minimum number of groups that stay in each pool, (pools,).
@@ -152,9 +152,9 @@ class Groups:
         fewer.
         """
         # Odd pools are those of channels.
-        least = np.ones_like(self.counts)
-        least[1::2] = job.channel_multiple
-        return np.minimum(least, self.counts)
+        minimum = np.ones_like(self.counts)
+        minimum[1::2] = job.channel_multiple
+        return np.minimum(minimum, self.counts)
 
     def room(self, pools: range, job: CutSettings) -> int:
         """Return the number of parameters by which a multiple of channels may miss the target."""
@@ -171,19 +171,21 @@ class Groups:
         ratio = self.wanted(job)
         for pools, target in self.targets(ratio, job.selection):
             total = self._total(pools)
-            staying = int((self.pool_costs * self.must_stay(job))[_slice(pools)].sum())
-            if target > total - staying:
-                many = job.channel_multiple
-                channels = f"{many} channels (channel-multiple)" if many > 1 else "one channel"
+            num_kept = int((self.pool_costs * self.must_stay(job))[_slice(pools)].sum())
+            if target > total - num_kept:
+                multiple = job.channel_multiple
+                channels = (
+                    f"{multiple} channels (channel-multiple)" if multiple > 1 else "one channel"
+                )
                 remedies = {
-                    "lower it": staying < total,
-                    "lower channel-multiple": many > 1,
+                    "lower it": num_kept < total,
+                    "lower channel-multiple": multiple > 1,
                     "set pruning.selection to global": job.selection != "global",
                 }
-                remedy = " or ".join(text for text, helps in remedies.items() if helps)
+                remedy = " or ".join(text for text, applies in remedies.items() if applies)
                 raise InputError(
                     f"pruning.ratio = {job.pruning_ratio:g}: {ratio:.1%} of what can be removed"
-                    f" would be removed, but {staying} of {total} parameters must stay, one group"
+                    f" would be removed, but {num_kept} of {total} parameters must stay, one group"
                     f" and {channels} of each block;"
                     f" {remedy or 'some blocks have no removable groups, whatever the ratio'}"
                 )

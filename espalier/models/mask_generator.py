@@ -52,10 +52,10 @@ class GeneratorShape:
 
         A head has the shape (residual dimensions, width).
         """
-        found: dict[str, dict[str, tuple[int, ...]]] = {
+        shapes: dict[str, dict[str, tuple[int, ...]]] = {
             block_key(block.index): {} for block in plan.blocks
         }
-        common = found[GENERATOR_KEY] = {
+        generator_shapes = shapes[GENERATOR_KEY] = {
             CODES: (len(plan.blocks) * len(RESIDUAL_KINDS), self.code),
             TRUNK: (self.width, self.embedding + self.budget + self.code),
             TRUNK_BIAS: (self.width,),
@@ -64,9 +64,11 @@ class GeneratorShape:
         }
         for block in plan.blocks:
             for kind in RESIDUAL_KINDS:
-                of = found[block_key(block.index)] if self.heads == "per-gate" else common
-                of[head_name(kind)] = (getattr(sizes_of(plan, block), kind), self.width)
-        return {key: tensors for key, tensors in found.items() if tensors}
+                head_shapes = (
+                    shapes[block_key(block.index)] if self.heads == "per-gate" else generator_shapes
+                )
+                head_shapes[head_name(kind)] = (getattr(sizes_of(plan, block), kind), self.width)
+        return {key: tensors for key, tensors in shapes.items() if tensors}
 
     def head_key(self, block: int) -> str:
         """Return the key of the blob with a block's heads."""

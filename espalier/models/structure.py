@@ -95,8 +95,8 @@ class BlockStructure:
 
     def kept(self, kind: str) -> Numbers:
         """Return the kept numbers of a kind."""
-        found: Numbers = getattr(self, kind)
-        return found
+        numbers: Numbers = getattr(self, kind)
+        return numbers
 
     @property
     def sizes(self) -> Sizes:
@@ -165,10 +165,10 @@ class Structure:
         InputError
             If this structure does not keep one of the blocks.
         """
-        known = {block.source: block for block in self.blocks}
-        if missing := [source for source in sources if source not in known]:
+        blocks_by_source = {block.source: block for block in self.blocks}
+        if missing := [source for source in sources if source not in blocks_by_source]:
             raise InputError(f"structure: block {missing[0]} is not among those that stay")
-        return replace(self, blocks=tuple(known[source] for source in sources))
+        return replace(self, blocks=tuple(blocks_by_source[source] for source in sources))
 
     def keeping(self, kept: Mapping[int, Mapping[str, Sequence[int]]]) -> "Structure":
         """Return the structure with other kept numbers in some blocks.
@@ -204,14 +204,14 @@ class Structure:
             raise InputError("structure: it does not fit the model that it is applied to")
         blocks = []
         for block in self.blocks:
-            below = inner.blocks[block.source]
+            inner_block = inner.blocks[block.source]
             kept = {
                 # Numbers of this structure count what ``inner`` keeps, so they are translated to
                 # the base's.
-                kind: tuple(below.kept(kind)[number] for number in block.kept(kind))
+                kind: tuple(inner_block.kept(kind)[number] for number in block.kept(kind))
                 for kind in KINDS
             }
-            blocks.append(BlockStructure(below.source, **kept))
+            blocks.append(BlockStructure(inner_block.source, **kept))
         added = tuple(
             name for name in ADDED_BIASES if name in {*self.added_biases, *inner.added_biases}
         )
@@ -339,24 +339,27 @@ def structured_plan(plan: ModelPlan, structure: Structure) -> ModelPlan:
     InputError
         If the structure belongs to another model.
     """
-    if structure.base != (found := tuple(sizes_of(plan, block) for block in plan.blocks)):
-        many = (
+    if structure.base != (sizes := tuple(sizes_of(plan, block) for block in plan.blocks)):
+        difference = (
             f"{len(structure.base)} blocks"
-            if len(structure.base) != len(found)
+            if len(structure.base) != len(sizes)
             else "blocks of other sizes"
         )
         raise InputError(
-            f"structure: it is of a model with {many}, not of this one; name the base that it was"
-            " made of"
+            f"structure: it is of a model with {difference}, not of this one; name the base that it"
+            " was made of"
         )
     blocks = []
     for index, block in enumerate(structure.blocks):
-        whole = plan.blocks[block.source]
-        linears = [_cut_linear(plan, one, index, block, structure) for one in whole.linears]
-        blocks.append(BlockPlan(index, tuple(linears), whole.others))
+        dense_block = plan.blocks[block.source]
+        linears = [
+            _cut_linear(plan, linear_plan, index, block, structure)
+            for linear_plan in dense_block.linears
+        ]
+        blocks.append(BlockPlan(index, tuple(linears), dense_block.others))
     # Embeddings, final norm and head stay as they are.
-    outside = plan.num_parameters - sum(block.num_parameters for block in plan.blocks)
-    num_parameters = outside + sum(block.num_parameters for block in blocks)
+    num_outside = plan.num_parameters - sum(block.num_parameters for block in plan.blocks)
+    num_parameters = num_outside + sum(block.num_parameters for block in blocks)
     return replace(plan, blocks=tuple(blocks), num_parameters=num_parameters)
 
 
@@ -364,8 +367,8 @@ def _cut_linear(
     plan: ModelPlan, linear: LinearPlan, index: int, block: BlockStructure, structure: Structure
 ) -> LinearPlan:
     rows, columns = (
-        len(block.kept(of[linear.name])) * group_size(plan, linear.name, of[linear.name])
-        for of in (ROWS, COLUMNS)
+        len(block.kept(kinds[linear.name])) * group_size(plan, linear.name, kinds[linear.name])
+        for kinds in (ROWS, COLUMNS)
     )
     # The blocks of the smaller model are numbered without gaps.
     parameter = linear.parameter.replace(f".{block.source}.", f".{index}.", 1)
@@ -437,12 +440,12 @@ def as_ranges(numbers: Sequence[int]) -> str:
     """Return ascending numbers as text, for instance ``0-3,7``."""
     parts = []
     start = 0
-    for at in range(1, len(numbers) + 1):
-        if at == len(numbers) or numbers[at] != numbers[at - 1] + 1:
+    for stop in range(1, len(numbers) + 1):
+        if stop == len(numbers) or numbers[stop] != numbers[stop - 1] + 1:
             first = numbers[start]
-            last = numbers[at - 1]
+            last = numbers[stop - 1]
             parts.append(str(first) if first == last else f"{first}-{last}")
-            start = at
+            start = stop
     return ",".join(parts)
 
 

@@ -38,9 +38,9 @@ def are_inner_products(triangle: NDArray[np.float32], width: int, slack: float =
     roots = np.sqrt(diagonal)
     start = 0
     # Row by row, so that no (width, width) matrix is needed.
-    for place, root in enumerate(roots):
-        row = triangle[start : start + width - place]
-        if (np.abs(row) > root * roots[place:] * (1 + ROUNDING) + slack).any():
+    for index, root in enumerate(roots):
+        row = triangle[start : start + width - index]
+        if (np.abs(row) > root * roots[index:] * (1 + ROUNDING) + slack).any():
             return False
         start += len(row)
     return True

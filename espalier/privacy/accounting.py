@@ -58,12 +58,12 @@ def epsilon_of(draws: Iterable[Draw], delta: float) -> float:
     steps: Counter[tuple[float, float]] = Counter()
     for draw in draws:
         steps[draw.noise_multiplier, draw.sampling_rate] += draw.steps
-    history = tuple((*key, number) for key, number in sorted(steps.items()))
+    history = tuple((*key, num_steps) for key, num_steps in sorted(steps.items()))
     if not history:
         return 0.0
-    found = _bound(MOMENTS, history, delta)
+    epsilon = _bound(MOMENTS, history, delta)
     # Both bounds are valid, so the smaller one may be used.
-    return found if found > MOMENTS_ONLY else min(found, _bound(VARIABLE, history, delta))
+    return epsilon if epsilon > MOMENTS_ONLY else min(epsilon, _bound(VARIABLE, history, delta))
 
 
 @cache
@@ -105,8 +105,8 @@ def noise_multiplier(epsilon: float, delta: float, sampling_rate: float, steps: 
             f" sampling rate {sampling_rate:g} within it; raise epsilon or delta"
         )
     # The cheap bound gives the upper end of the search with both.
-    enough = _smallest(by_moments if cheap else by_both)
-    return _between(by_both, enough * LESS_BY_BOTH, enough)
+    multiplier = _smallest(by_moments if cheap else by_both)
+    return _between(by_both, multiplier * LESS_BY_BOTH, multiplier)
 
 
 def _smallest(keeps: Callable[[float], bool]) -> float:

@@ -83,15 +83,15 @@ class Budget:
         answered = set[tuple[str, int]]()
         for entry in self._entries():
             # Two kinds of entries: draws, and answers that are stored.
-            place = (str(entry["run"]), int(entry["round"]))
+            key = (str(entry["run"]), int(entry["round"]))
             if entry["entry"] == DRAW:
-                draws[place] = Draw(
+                draws[key] = Draw(
                     float(entry["noise_multiplier"]),
                     float(entry["sampling_rate"]),
                     int(entry["steps"]),
                 )
             else:
-                answered.add(place)
+                answered.add(key)
         return Spent(draws, frozenset(answered))
 
     def epsilon(self, draws: list[Draw]) -> float:
@@ -107,12 +107,12 @@ class Budget:
             return ""
         # Draws of this run are part of ``planned``.
         others = self.spent().of_others(run)
-        would = self.epsilon([*others, *planned])
-        if would <= self.max_epsilon:
+        total = self.epsilon([*others, *planned])
+        if total <= self.max_epsilon:
             return ""
         return (
             f"max-epsilon = {self.max_epsilon:g} (delta = {self.delta:g}): earlier runs have spent"
-            f" {self.epsilon(others):.3f}, and with this run it would be {would:.3f}"
+            f" {self.epsilon(others):.3f}, and with this run it would be {total:.3f}"
         )
 
     def draw(
@@ -125,28 +125,28 @@ class Budget:
         A repeated request whose answer was not stored draws nothing again. Raises InputError if the
         answer was stored before and is lost, or the draw exceeds the budget.
         """
-        place = (run, server_round)
+        key = (run, server_round)
         # One process at a time, so that two runs cannot spend the same budget.
         with in_turn(self._folder):
             spent = self.spent()
-            if place in spent.answered:
+            if key in spent.answered:
                 raise InputError(
                     f"train: this site answered round {server_round} with noise, and the stored"
                     " answer is gone; another one would reveal more; start a new run"
                 )
             # The request is repeated after a failure; it has drawn already.
-            if place in spent.draws:
-                if spent.draws[place] != draw:
+            if key in spent.draws:
+                if spent.draws[key] != draw:
                     raise InputError(
                         f"train: round {server_round} was begun here with other noise, by another"
                         " version of opacus; start a new run"
                     )
                 return
-            would = self.epsilon([*spent.draws.values(), draw])
-            if self.max_epsilon and would > self.max_epsilon:
+            total = self.epsilon([*spent.draws.values(), draw])
+            if self.max_epsilon and total > self.max_epsilon:
                 raise InputError(
                     f"max-epsilon = {self.max_epsilon:g} (delta = {self.delta:g}): with this answer"
-                    f" the site would have spent {would:.3f}"
+                    f" the site would have spent {total:.3f}"
                 )
             # Written before the work begins; see the module's docstring.
             entry = {"entry": DRAW, "run": run, "round": server_round, **asdict(draw)}

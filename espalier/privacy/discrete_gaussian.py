@@ -62,13 +62,13 @@ class Table:
         upper = words(number)
         lower = words(number)
         # Binary search in the upper halves decides nearly always.
-        places = np.searchsorted(self.high, upper, side="right")
+        positions = np.searchsorted(self.high, upper, side="right")
         # Only if the upper bits are equal do the lower ones decide.
-        equal = np.flatnonzero(self.high[np.maximum(places - 1, 0)] == upper)
-        for place in equal.tolist():
-            whole = int(upper[place]) << 64 | int(lower[place])
-            places[place] = bisect_right(self.cumulative, whole)
-        return places + np.int64(self.least)
+        ties = np.flatnonzero(self.high[np.maximum(positions - 1, 0)] == upper)
+        for index in ties.tolist():
+            value = int(upper[index]) << 64 | int(lower[index])
+            positions[index] = bisect_right(self.cumulative, value)
+        return positions + np.int64(self.least)
 
 
 def discrete_gaussian(number: int, deviation: float, words: RandomWords) -> NDArray[np.int64]:
@@ -84,13 +84,13 @@ def discrete_gaussian(number: int, deviation: float, words: RandomWords) -> NDAr
     shifts, width = terms(deviation)
     table = narrow(width)
     # In chunks, because each draw needs two words per number.
-    found = np.zeros(number, np.int64)
+    values = np.zeros(number, np.int64)
     for first in range(0, number, CHUNK):
-        chunk = found[first : first + CHUNK]
+        chunk = values[first : first + CHUNK]
         for shift in shifts:
             # Terms are independent; shifts keep integers exact.
             chunk += table.draw(len(chunk), words) << np.int64(shift)
-    return found
+    return values
 
 
 def terms(deviation: float) -> tuple[list[int], float]:
@@ -100,29 +100,29 @@ def terms(deviation: float) -> tuple[list[int], float]:
     # The widest term: its step is as coarse as the deviation allows.
     top = math.floor(math.log2(deviation / MIN_DEVIATION))
     shifts = [*range(0, top, STEP_BITS), top]
-    together = math.sqrt(sum(4.0**shift for shift in shifts))
+    norm = math.sqrt(sum(4.0**shift for shift in shifts))
     # Slightly wider: rounding must not make the noise smaller.
-    return shifts, deviation / together * (1 + 2.0**-42)
+    return shifts, deviation / norm * (1 + 2.0**-42)
 
 
 @lru_cache(maxsize=4)
 def narrow(width: float) -> Table:
     """Return the table of the discrete Gaussian of a small deviation."""
-    one = 1 << EXTRA_BITS
+    unit = 1 << EXTRA_BITS
     # exp(-(k+1)^2 a) = exp(-k^2 a) exp(-(2k+1) a), and the last factor falls by exp(-2a).
     rate = DIGITS.divide(Decimal(1), DIGITS.multiply(Decimal(2), DIGITS.power(Decimal(width), 2)))
     ratio = _fixed(DIGITS.exp(-rate))
     fall = _fixed(DIGITS.exp(DIGITS.multiply(Decimal(-2), rate)))
-    weights = [one]
+    weights = [unit]
     # Integers of 256 bits after the point: errors stay far below those of the table.
     for _ in range(math.ceil(REACH * width)):
         weights.append(weights[-1] * ratio >> EXTRA_BITS)
         ratio = ratio * fall >> EXTRA_BITS
     # The distribution is symmetric; the weight of 0 occurs once.
-    both = [*weights[:0:-1], *weights]
-    total = sum(both)
-    cumulative = [(until << TABLE_BITS) // total for until in accumulate(both)][:-1]
-    high = np.array([one >> 64 for one in cumulative], np.uint64)
+    symmetric = [*weights[:0:-1], *weights]
+    total = sum(symmetric)
+    cumulative = [(weight_sum << TABLE_BITS) // total for weight_sum in accumulate(symmetric)][:-1]
+    high = np.array([threshold >> 64 for threshold in cumulative], np.uint64)
     return Table(1 - len(weights), cumulative, high)
 
 

@@ -68,8 +68,8 @@ class RandomBits(ABC):
         if rate >= 1:
             return list(range(number))
         # Independent choices (Poisson sampling), which the accounting assumes.
-        found: list[int] = np.flatnonzero(self.uniform(number) < rate).tolist()
-        return found
+        records: list[int] = np.flatnonzero(self.uniform(number) < rate).tolist()
+        return records
 
     def chosen(self, places: Sequence[int], most: int) -> list[int]:
         """Return ``most`` of the places at random, in order; all if there are not more."""
@@ -92,8 +92,8 @@ class SeededBits(RandomBits):
     """Bits that follow from the run's seed, for simulations; they protect nothing."""
 
     def __init__(self, seed: int, client: int, server_round: int) -> None:
-        own = derive_seed(seed, "privacy", client=client, server_round=server_round)
-        self._generator = np.random.Generator(np.random.PCG64(own))
+        derived_seed = derive_seed(seed, "privacy", client=client, server_round=server_round)
+        self._generator = np.random.Generator(np.random.PCG64(derived_seed))
 
     def words(self, number: int) -> NDArray[np.uint64]:
         """Return uniform integers of 64 bits, (number,)."""

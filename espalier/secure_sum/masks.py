@@ -32,10 +32,10 @@ def mask(key: bytes, first_block: int, num_words: int) -> NDArray[np.uint64]:
 
 def first_blocks(sizes: Iterable[int]) -> list[int]:
     """Return the block with which each tensor's mask begins, by the numbers of their words."""
-    found = []
+    blocks = []
     block = 0
     for size in sizes:
-        found.append(block)
+        blocks.append(block)
         # Whole blocks, so that the next tensor begins with a fresh one.
         block += num_blocks(size)
-    return found
+    return blocks

@@ -70,8 +70,8 @@ def neighbourhood(clients: int, threshold: int) -> Neighbourhood:
     threshold : number of clients that must stay, more than two thirds of them
     """
     # With few clients a graph saves little, and its guarantees are weaker.
-    fewer = int((clients - 1) * WORTHWHILE) if clients > ALL_UP_TO else 0
-    for degree in range(2, fewer + 1, 2):
+    max_degree = int((clients - 1) * WORTHWHILE) if clients > ALL_UP_TO else 0
+    for degree in range(2, max_degree + 1, 2):
         needed = _needed(clients, threshold, degree)
         if needed:
             return Neighbourhood(degree, needed)
@@ -91,23 +91,24 @@ def neighbours(keys: Mapping[int, str], degree: int) -> dict[int, list[int]]:
         return {client: [other for other in clients if other != client] for client in clients}
     # Nobody can choose the order, since all public keys enter the hash.
     seed = sha256("\n".join(f"{client} {keys[client]}" for client in clients).encode()).hexdigest()
-    circle = sorted(clients, key=lambda one: sha256(f"{seed} {one}".encode()).digest())
+    circle = sorted(clients, key=lambda client: sha256(f"{seed} {client}".encode()).digest())
     return {
-        client: sorted(_beside(circle, place, degree // 2)) for place, client in enumerate(circle)
+        client: sorted(_beside(circle, position, degree // 2))
+        for position, client in enumerate(circle)
     }
 
 
-def _beside(circle: Sequence[int], place: int, reach: int) -> list[int]:
+def _beside(circle: Sequence[int], position: int, reach: int) -> list[int]:
     steps = [*range(-reach, 0), *range(1, reach + 1)]
-    return [circle[(place + step) % len(circle)] for step in steps]
+    return [circle[(position + step) % len(circle)] for step in steps]
 
 
 def _needed(clients: int, threshold: int, degree: int) -> int:
     """Return the number of shares that are needed with a degree; 0 if it does not suffice."""
     # Fraction of clients that may drop out.
-    lost = 1 - threshold / clients
+    dropout_rate = 1 - threshold / clients
     # Bound: a run of ``degree / 2`` such clients that begins at any of the places.
-    in_a_row = clients * min(1.0, COLLUDING + lost) ** (degree // 2)
+    in_a_row = clients * min(1.0, COLLUDING + dropout_rate) ** (degree // 2)
     if in_a_row > SECRET:
         return 0
     colluding = math.ceil(COLLUDING * clients)
@@ -118,17 +119,17 @@ def _needed(clients: int, threshold: int, degree: int) -> int:
             break
         needed += 1
     # A client that dropped out does not hold its own shares any more.
-    stays = _at_least(needed, degree, clients - 1, threshold)
+    probability = _at_least(needed, degree, clients - 1, threshold)
     # Union bound over all clients.
-    return needed if needed <= degree and clients * (1 - stays) <= CORRECT else 0
+    return needed if needed <= degree and clients * (1 - probability) <= CORRECT else 0
 
 
-def _at_least(least: int, drawn: int, of: int, marked: int) -> float:
-    """Return the probability of at least ``least`` marked ones among ``drawn`` without return."""
-    whole = math.comb(of, drawn)
+def _at_least(minimum: int, num_drawn: int, population: int, marked: int) -> float:
+    """Return the probability of at least ``minimum`` marked ones in draws without return."""
+    num_draws = math.comb(population, num_drawn)
     # Whole numbers: the difference to 1 must be exact to 2^-50.
-    fewer = sum(
-        math.comb(marked, number) * math.comb(of - marked, drawn - number)
-        for number in range(max(0, drawn - of + marked), min(least, marked + 1))
+    num_below = sum(
+        math.comb(marked, number) * math.comb(population - marked, num_drawn - number)
+        for number in range(max(0, num_drawn - population + marked), min(minimum, marked + 1))
     )
-    return (whole - fewer) / whole if fewer <= whole else 0.0
+    return (num_draws - num_below) / num_draws if num_below <= num_draws else 0.0

@@ -34,10 +34,10 @@ def rebuilt(shares: Mapping[int, bytes], threshold: int, holders: list[int]) -> 
     if len(shares) < threshold:
         raise ValueError(f"{len(shares)} shares, {threshold} are needed")
     # Places count from 1, because a share at 0 would be the secret itself.
-    places = {holder: place for place, holder in enumerate(holders, start=1)}
+    indices = {holder: index for index, holder in enumerate(holders, start=1)}
     # Exactly the threshold: more shares cost time and change nothing.
     chosen = sorted(shares)[:threshold]
-    secret: bytes = Shamir.combine([(places[holder], shares[holder]) for holder in chosen], False)
+    secret: bytes = Shamir.combine([(indices[holder], shares[holder]) for holder in chosen], False)
     return secret
 
 

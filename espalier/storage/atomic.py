@@ -89,8 +89,8 @@ def not_finite_keys(value: Any, key: str = "") -> Iterator[str]:
         for name, inner in value.items():
             yield from not_finite_keys(inner, f"{key}.{name}".lstrip("."))
     elif isinstance(value, (list, tuple)):
-        for place, inner in enumerate(value):
-            yield from not_finite_keys(inner, f"{key}.{place}".lstrip("."))
+        for index, inner in enumerate(value):
+            yield from not_finite_keys(inner, f"{key}.{index}".lstrip("."))
 
 
 def finite_values(value: Any) -> Any:
@@ -137,8 +137,8 @@ class JsonLines:
         try:
             size = os.fstat(handle).st_size
             # A machine that went down may leave an incomplete last line.
-            torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
-            data = (b"\n" if torn else b"") + line.encode()
+            is_torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
+            data = (b"\n" if is_torn else b"") + line.encode()
             # One system call, so that lines of several processes do not mix.
             if os.write(handle, data) != len(data):
                 # Undo a partial write of a full disk.
@@ -196,9 +196,9 @@ def read_sealed(path: Path, version: int) -> dict[str, Any]:
     if not is_unchanged:
         raise Damaged(f"{path}: is damaged: its checksum does not match, so it was changed")
     # The version is checked after the checksum: a damaged one would be misleading.
-    if (found := document.get("version")) != version:
+    if (document_version := document.get("version")) != version:
         raise InputError(
-            f"{path}: has version {found}, but this program reads version {version}; resume with"
-            " the release that wrote it"
+            f"{path}: has version {document_version}, but this program reads version {version};"
+            " resume with the release that wrote it"
         )
     return document

@@ -137,9 +137,9 @@ def is_ours(folder: Path) -> bool:
 def lineages_of(root: Path, site: str) -> set[str]:
     """Return the names of the runs for which a site has state."""
     # One folder per run and site.
-    found = (file.parent.parent.name for file in root.glob(f"*/{site}/{VERSION_FILE}"))
+    names = (file.parent.parent.name for file in root.glob(f"*/{site}/{VERSION_FILE}"))
     # The folder of a model may have the same name as the site.
-    return {name for name in found if is_lineage(name)}
+    return {name for name in names if is_lineage(name)}
 
 
 class PrivateState:
@@ -165,10 +165,10 @@ class PrivateState:
         # The folder must exist before its lock.
         private_folder(self.root, *self._parts())
         with in_turn(self.folder):
-            known = self.require_same_client()
+            stored_client = self.require_same_client()
             # ``note_asked`` may have marked the directory before the client had a number.
-            if not known.keys() >= self.client.keys():
-                mark_as_ours(self.folder, client=known | self.client)
+            if not stored_client.keys() >= self.client.keys():
+                mark_as_ours(self.folder, client=stored_client | self.client)
             yield
 
     def note_asked(self) -> None:
@@ -191,19 +191,19 @@ class PrivateState:
         if not os.path.exists(path):
             return {}
         document = _read_json(path)
-        if (found := document.get("version")) != VERSION:
+        if (version := document.get("version")) != VERSION:
             raise InputError(
-                f"{self.folder}: client state has version {found}, but this program writes"
+                f"{self.folder}: client state has version {version}, but this program writes"
                 f" version {VERSION}; remove the directory"
             )
         if not isinstance(identity := document.get("client", {}), dict):
             raise _damaged(path)
         # Keys that are not known yet may be added, but none may change.
-        if other := [
+        if changed := [
             name for name, value in self.client.items() if identity.get(name, value) != value
         ]:
             raise InputError(
-                f"message: this site takes part in this run with another {' and '.join(other)};"
+                f"message: this site takes part in this run with another {' and '.join(changed)};"
                 " start a new run"
             )
         return identity

@@ -52,9 +52,9 @@ def locked(folder: Path) -> Iterator[None]:
                 stacklevel=3,
             )
         since = datetime.now().astimezone().isoformat(timespec="seconds")
-        oneself = {"host": socket.gethostname(), "pid": os.getpid(), "since": since}
+        owner = {"host": socket.gethostname(), "pid": os.getpid(), "since": since}
         # For the error of another process; the lock itself is the kernel's.
-        _write(file.fileno(), json.dumps(oneself) + "\n")
+        _write(file.fileno(), json.dumps(owner) + "\n")
         try:
             yield
         finally:
@@ -118,8 +118,10 @@ def _opened(path: Path, access: int, mode: int) -> int:
         raise _cannot_be_opened(path, error.strerror) from None
 
 
-def _cannot_be_opened(path: Path, why: str | None) -> EspalierError:
-    return InputError(f"{path}: cannot be opened: {why}; give this user the right to write there")
+def _cannot_be_opened(path: Path, reason: str | None) -> EspalierError:
+    return InputError(
+        f"{path}: cannot be opened: {reason}; give this user the right to write there"
+    )
 
 
 def _held(folder: Path, holder: str) -> EspalierError:
@@ -137,7 +139,7 @@ def _write(handle: int, text: str) -> None:
 
 def _holder(path: Path) -> str:
     try:
-        found = read_json(path.read_text())
-        return f"process {found['pid']} on {found['host']} (since {found['since']})"
+        document = read_json(path.read_text())
+        return f"process {document['pid']} on {document['host']} (since {document['since']})"
     except (OSError, ValueError, KeyError, TypeError):
         return "another process"

@@ -113,16 +113,16 @@ class HashChain:
         size = os.fstat(handle).st_size
         end = self._end(handle, size)
         # Keys of the chain come last: an entry cannot overwrite them.
-        chained = {**entry, **self._origin, NUMBER: end.number + 1, BEFORE: end.head}
+        record = {**entry, **self._origin, NUMBER: end.number + 1, BEFORE: end.head}
         # End an incomplete line first, so that the new entry begins on a line of its own.
         finish = b"\n" if end.open_end else b""
         # The chain accounts for every byte of the file.
         if end.stray:
             stray = end.stray + finish
-            chained[UNCHAINED] = {"bytes": len(stray), "sha256": hashlib.sha256(stray).hexdigest()}
+            record[UNCHAINED] = {"bytes": len(stray), "sha256": hashlib.sha256(stray).hexdigest()}
         # The hash covers everything but itself.
-        chained[OWN] = _own_hash(chained)
-        data = finish + canonical(chained) + b"\n"
+        record[OWN] = _own_hash(record)
+        data = finish + canonical(record) + b"\n"
         try:
             if os.write(handle, data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -136,30 +136,32 @@ class HashChain:
             with suppress(OSError):
                 os.ftruncate(handle, size)
             raise
-        return str(chained[OWN])
+        return str(record[OWN])
 
     def _end(self, handle: int, size: int) -> _End:
         """Find the last intact entry by reading backwards; it may lack its line end."""
         # From the end, in growing stretches.
-        wanted = MIN_READ
+        num_bytes = MIN_READ
         while True:
-            start = max(0, size - wanted)
+            start = max(0, size - num_bytes)
             data = os.pread(handle, size - start, start)
             open_end = size > 0 and not data.endswith(b"\n")
             stop = len(data)
             while stop > 0:
                 # Beginning of the last line before ``stop``.
-                begin = data.rfind(b"\n", 0, stop - 1) + 1
-                if begin == 0 and start > 0:
+                line_start = data.rfind(b"\n", 0, stop - 1) + 1
+                if line_start == 0 and start > 0:
                     # The beginning of this line was not read; read more below.
                     break
-                if (last_entry := _whole_entry(data[begin:stop].removesuffix(b"\n"))) is not None:
+                if (
+                    last_entry := _whole_entry(data[line_start:stop].removesuffix(b"\n"))
+                ) is not None:
                     return _End(last_entry[OWN], last_entry[NUMBER], data[stop:], open_end)
-                stop = begin
+                stop = line_start
             if start == 0:
                 return _End(digest(self._origin), 0, data, open_end)
             # No intact entry in this stretch (it may be a long damaged one); read a longer one.
-            wanted *= 8
+            num_bytes *= 8
 
 
 @dataclass
@@ -207,9 +209,9 @@ class _Torn:
         """Return the remark on these lines."""
         last = self.first + len(self.data.splitlines()) - 1
         lines = f"line {last}: is" if self.first == last else f"lines {self.first} to {last}: are"
-        left = "a process that ends while it writes leaves such a line, and its reply is not sent"
+        reason = "a process that ends while it writes leaves such a line, and its reply is not sent"
         return (
-            f"{lines} incomplete: {left}; the last entry can also be damaged on purpose, which"
+            f"{lines} incomplete: {reason}; the last entry can also be damaged on purpose, which"
             f" shows against a hash that was noted before; {mention}"
         )
 
@@ -236,8 +238,8 @@ def chain_check(
                         _count(checked, torn, entry, wanted)
                         on_entry(entry)
                         torn = _Torn(number + 1)
-                elif why := _line_fault(line):
-                    checked.fault = f"line {number}: {why}"
+                elif reason := _line_fault(line):
+                    checked.fault = f"line {number}: {reason}"
                 else:
                     torn.data += line
                 if checked.fault:
@@ -318,7 +320,7 @@ def _chain_fault(checked: Checked, torn: _Torn, number: int, entry: dict[str, An
     return ""
 
 
-def _count(checked: Checked, torn: _Torn, entry: dict[str, Any], wanted: Collection[str]) -> None:
+def _count(checked: Checked, torn: _Torn, entry: dict[str, Any], hashes: Collection[str]) -> None:
     """Count an entry that continues the chain."""
     if torn.data:
         checked.notes.append(torn.note(f"entry {entry[NUMBER]} mentions it"))
@@ -331,5 +333,5 @@ def _count(checked: Checked, torn: _Torn, entry: dict[str, Any], wanted: Collect
         checked.num_bytes += size
     checked.last = str(entry.get("time", ""))
     checked.first = checked.first or checked.last
-    if entry[OWN] in wanted:
+    if entry[OWN] in hashes:
         checked.seen[entry[OWN]] = entry[NUMBER]

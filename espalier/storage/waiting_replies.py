@@ -49,9 +49,9 @@ class WaitingReply:
     def digest(self) -> str:
         """Hash of the whole content of the reply."""
         # The time of the entry is left out: a repeated attempt is the same reply.
-        which = {key: self.entry[key] for key in IDENTITY}
+        identity = {key: self.entry[key] for key in IDENTITY}
         blobs = {blob["name"]: blob["sha256"] for blob in self.entry["blobs"]}
-        return digest([which, dict(self.fields), blobs, [blob["sha256"] for blob in self.later]])
+        return digest([identity, dict(self.fields), blobs, [blob["sha256"] for blob in self.later]])
 
     @property
     def id(self) -> str:
@@ -89,8 +89,8 @@ class WaitingReplies:
 
     def undecided(self) -> tuple[list[WaitingReply], list[EspalierError]]:
         """Return the waiting replies, oldest first, and the errors of unreadable ones."""
-        found, damaged = self._read_all()
-        return [waiting for waiting, decision in found if decision is None], damaged
+        replies, errors = self._read_all()
+        return [waiting for waiting, decision in replies if decision is None], errors
 
     def blobs_decided(self, server_round: int) -> dict[str, bool]:
         """Return the decisions on the blobs of a round, by hash: True if approved, else False.
@@ -98,13 +98,15 @@ class WaitingReplies:
         If a blob belongs to several replies, one refusal is enough to refuse it. A reply with a
         damaged document needs a new decision.
         """
-        found: dict[str, bool] = {}
+        decisions: dict[str, bool] = {}
         for waiting, decision in self._read_all()[0]:
             if decision is not None and waiting.entry["round"] == server_round:
                 for blob in waiting.blobs:
                     # One refusal outweighs all approvals.
-                    found[blob["sha256"]] = found.get(blob["sha256"], True) and decision.approved
-        return found
+                    decisions[blob["sha256"]] = (
+                        decisions.get(blob["sha256"], True) and decision.approved
+                    )
+        return decisions
 
     def has(self, waiting: WaitingReply) -> bool:
         """Return True if the reply is stored here; it may wait or be decided."""
@@ -137,11 +139,11 @@ class WaitingReplies:
         path = self._decided(waiting)
         if not path.exists():
             return None
-        found = read_sealed(path, VERSION)
+        document = read_sealed(path, VERSION)
         # An old decision must not apply to a reply with the same short id.
-        if found["digest"] != waiting.digest:
+        if document["digest"] != waiting.digest:
             raise InputError(f"{path}: is a decision on another reply; remove it, and decide again")
-        return Decision(**{key: found[key] for key in ("approved", "time", "by", "reason")})
+        return Decision(**{key: document[key] for key in ("approved", "time", "by", "reason")})
 
     @contextmanager
     def deciding(self, waiting: WaitingReply) -> Iterator[None]:
@@ -149,10 +151,10 @@ class WaitingReplies:
         # Two people cannot decide at the same time.
         with in_turn(self.folder):
             if (decision := self.decision(waiting)) is not None:
-                word = "approved" if decision.approved else "refused"
+                verdict = "approved" if decision.approved else "refused"
                 raise InputError(
-                    f"approve: {waiting.id}: was {word} by {decision.by} at {decision.time}, which is"
-                    " final"
+                    f"approve: {waiting.id}: was {verdict} by {decision.by} at {decision.time},"
+                    " which is final"
                 )
             yield
 
@@ -184,26 +186,26 @@ class WaitingReplies:
         return self.folder / f"{waiting.id}-decided.json"
 
     def _read_all(self) -> tuple[list[tuple[WaitingReply, Decision | None]], list[EspalierError]]:
-        found = list[tuple[WaitingReply, Decision | None]]()
-        damaged = list[EspalierError]()
+        replies = list[tuple[WaitingReply, Decision | None]]()
+        errors = list[EspalierError]()
         for path in self.folder.glob("*.json"):
             # Documents have an id as name; decisions have a longer one.
             if len(path.stem) != ID_LENGTH:
                 continue
             try:
                 waiting = self._read(path)
-                found.append((waiting, self.decision(waiting)))
+                replies.append((waiting, self.decision(waiting)))
             except EspalierError as error:
                 # One damaged reply must not hide the others.
-                damaged.append(error)
-        found.sort(key=lambda pair: (pair[0].entry["time"], pair[0].entry["round"], pair[0].id))
-        return found, damaged
+                errors.append(error)
+        replies.sort(key=lambda pair: (pair[0].entry["time"], pair[0].entry["round"], pair[0].id))
+        return replies, errors
 
     def _read(self, path: Path) -> WaitingReply:
-        found = read_sealed(path, VERSION)
-        waiting = WaitingReply(found["entry"], found["fields"], found["later"])
+        document = read_sealed(path, VERSION)
+        waiting = WaitingReply(document["entry"], document["fields"], document["later"])
         # The name is part of the identity: a renamed document is refused.
-        if found["digest"] != waiting.digest or path != self._document(waiting):
+        if document["digest"] != waiting.digest or path != self._document(waiting):
             raise InputError(
                 f"{path}: does not describe the reply that its name gives; remove it; the reply"
                 " waits again when the server repeats its request"

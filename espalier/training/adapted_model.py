@@ -50,7 +50,7 @@ class AdaptedModel:
         """
         head = adapters.head
         # The head gets its number of classes from its bias.
-        whole = load_whole(
+        hf_model = load_whole(
             model,
             computing,
             settings.training.base,
@@ -59,18 +59,18 @@ class AdaptedModel:
             cache_folder=cache_folder,
         )
         # Other whole tensors first: adapters must not be counted among them.
-        others = trained_whole(model, whole, adapters.whole)
+        other_parameters = trained_whole(model, hf_model, adapters.whole)
         parameters = {}
         # Adapters are modules, so the names of the model's own parameters change.
         if adapters.blocks:
             blocks = len(model.plan.blocks)
-            parameters = put_in(whole, model.family, adapters, blocks, settings.lora.dropout)
+            parameters = put_in(hf_model, model.family, adapters, blocks, settings.lora.dropout)
         # Pruned weights stay zero under the adapters.
         if adapters.keep_zeros:
-            keep_zeros(model, whole, adapters)
-        for key, tensors in others.items():
+            keep_zeros(model, hf_model, adapters)
+        for key, tensors in other_parameters.items():
             parameters.setdefault(key, {}).update(tensors)
-        return AdaptedModel(whole, parameters)
+        return AdaptedModel(hf_model, parameters)
 
     def set(self, tensors: Tensors) -> None:
         """Set trained parameters; blobs that ``tensors`` lacks are not changed."""
@@ -84,11 +84,11 @@ class AdaptedModel:
 
     def chosen(self, among: Choice) -> dict[str, dict[str, nn.Parameter]]:
         """Return the parameters for which a function of blob key and name is true."""
-        found = {
+        parameters = {
             key: {name: value for name, value in block.items() if among(key, name)}
             for key, block in self.parameters.items()
         }
-        return {key: block for key, block in found.items() if block}
+        return {key: block for key, block in parameters.items() if block}
 
     @contextmanager
     def frozen(self, among: Choice) -> Iterator[None]:
@@ -96,14 +96,14 @@ class AdaptedModel:
 
         Otherwise the backward pass would continue below the lowest trained adapter.
         """
-        found = [value for block in self.chosen(among).values() for value in block.values()]
-        for value in found:
+        parameters = [value for block in self.chosen(among).values() for value in block.values()]
+        for value in parameters:
             # Gradients of frozen parameters are not even computed.
             value.requires_grad_(False)
         try:
             yield
         finally:
-            for value in found:
+            for value in parameters:
                 value.requires_grad_(True)
 
 

@@ -65,8 +65,8 @@ class AdapterTraining:
         """
         tokens = 0
         # Counting may need the texts, so it stops as soon as possible.
-        for found in self.sequences.tokens(self.used(steps)):
-            tokens += found
+        for num_tokens in self.sequences.tokens(self.used(steps)):
+            tokens += num_tokens
             if tokens >= enough:
                 break
         return tokens
@@ -81,8 +81,8 @@ class AdapterTraining:
     def adapted(self) -> AdaptedModel:
         """Model that is trained."""
         # The same model serves rounds that train different factors.
-        whole = self.adapters.with_factors(FACTORS)
-        return self.load(self.model, self.computing, self.settings, whole, self.cache_folder)
+        adapters = self.adapters.with_factors(FACTORS)
+        return self.load(self.model, self.computing, self.settings, adapters, self.cache_folder)
 
     def run(
         self, start: Tensors, first_step: int, steps: int, moments: Moments | None = None
@@ -111,16 +111,16 @@ class AdapterTraining:
             return key in self.frozen or not self.adapters.trains(name)
 
         # Only these are in the optimizer, and only these are returned.
-        trained_ones = adapted.chosen(lambda key, name: not is_frozen(key, name))
+        trained_parameters = adapted.chosen(lambda key, name: not is_frozen(key, name))
         loop = Loop(
             adapted.whole,
-            flattened(trained_ones),
+            flattened(trained_parameters),
             self.settings.training,
             len(self.sequences),
             self.sequences.batch,
             self.seed,
             self.total_steps,
-            penalty=partial(self.penalty, trained_ones) if self.penalty else None,
+            penalty=partial(self.penalty, trained_parameters) if self.penalty else None,
             loss=self.loss,
             groups=self.groups,
             observer=self._shown if self.observer else None,
@@ -130,15 +130,15 @@ class AdapterTraining:
         with adapted.frozen(is_frozen), folded:
             trained = loop.run(first_step, steps, moments)
         return {
-            key: block for key, block in adapted.values().items() if key in trained_ones
+            key: block for key, block in adapted.values().items() if key in trained_parameters
         }, trained
 
     def _shown(self, step: int, gradients: Mapping[str, Tensor]) -> None:
         """Give the observer the gradients by blob key and canonical name."""
         assert self.observer is not None
-        found: dict[str, dict[str, Tensor]] = {}
+        by_key: dict[str, dict[str, Tensor]] = {}
         for flat, gradient in gradients.items():
             # ``flat_name`` joins key and name by the first slash.
             key, _, name = flat.partition("/")
-            found.setdefault(key, {})[name] = gradient
-        self.observer(step, found)
+            by_key.setdefault(key, {})[name] = gradient
+        self.observer(step, by_key)

@@ -118,7 +118,7 @@ class Alignment:
         """
         self.student.set({**start, **adapter})
         trained = self.student.parameters
-        place = {number: at for at, number in enumerate(teacher.numbers)}
+        index_of = {number: index for index, number in enumerate(teacher.numbers)}
         loop = Loop(
             self.student.whole,
             flattened({key: {name: trained[key][name] for name in start[key]} for key in start}),
@@ -127,7 +127,7 @@ class Alignment:
             numbered,
             self.seed,
             self.settings.steps,
-            loss=partial(self.distance, teacher=teacher, place=place),
+            loss=partial(self.distance, teacher=teacher, place=index_of),
             betas=BETAS,
         )
         with self.student.frozen(lambda key, _: key in adapter):
@@ -154,39 +154,46 @@ class Alignment:
         """
         # The labels of these batches are sample numbers, see ``numbered``.
         numbers = batch.labels.tolist()
-        wanted = [place[number] for number in numbers]
-        found = whole(input_ids=self.samples[numbers].to(device), output_hidden_states=True)
+        rows = [place[number] for number in numbers]
+        output = whole(input_ids=self.samples[numbers].to(device), output_hidden_states=True)
         pairs = [*self.places.between.items(), self.places.final]
         total = torch.zeros((), device=device)
         # The first hidden state is the embedding's, so the output of block i has index i + 1.
-        for of_student, of_teacher in pairs:
-            target = teacher.outputs[of_teacher].of_samples(wanted).to(device, torch.float32)
-            made = found.hidden_states[of_student + 1].float()
+        for student_block, teacher_block in pairs:
+            target = teacher.outputs[teacher_block].of_samples(rows).to(device, torch.float32)
+            states = output.hidden_states[student_block + 1].float()
             # (samples,)
-            errors = (made - target).square().mean(dim=(1, 2))
+            errors = (states - target).square().mean(dim=(1, 2))
             total = total + (errors / target.square().mean(dim=(1, 2)).clamp_min(1e-12)).sum()
-        last = teacher.last.of_samples(wanted).to(device, next(whole.parameters()).dtype)
-        total = total + self._divergences(whole, last, found.logits).sum()
+        last = teacher.last.of_samples(rows).to(device, next(whole.parameters()).dtype)
+        total = total + self._divergences(whole, last, output.logits).sum()
         return total.to(torch.float32)
 
-    def _divergences(self, whole: Any, last: Tensor, logits: Tensor) -> Tensor:
+    def _divergences(self, hf_model: Any, last: Tensor, logits: Tensor) -> Tensor:
         """Return KL(full model || sub-model) of each sample, averaged over its tokens (equation 7).
 
         The result is float32, (samples,). Logits are computed in pieces, so that memory stays
         bounded.
         """
-        at_once = tokens_at_once(logits.shape[-1])
+        chunk_size = tokens_at_once(logits.shape[-1])
         samples = list[Tensor]()
-        for hidden, own in zip(last, logits, strict=True):
-            pieces = []
-            for some, mine in zip(hidden.split(at_once), own.split(at_once), strict=True):
+        for hidden, sample_logits in zip(last, logits, strict=True):
+            divergences = []
+            for hidden_chunk, logits_chunk in zip(
+                hidden.split(chunk_size), sample_logits.split(chunk_size), strict=True
+            ):
                 # The student's norm and head are those of the full model, and they are not trained.
                 with torch.no_grad():
-                    target = predictions(whole, self.family, some).float().log_softmax(dim=-1)
-                pieces.append(
+                    target = (
+                        predictions(hf_model, self.family, hidden_chunk).float().log_softmax(dim=-1)
+                    )
+                divergences.append(
                     nn.functional.kl_div(
-                        mine.float().log_softmax(-1), target, reduction="sum", log_target=True
+                        logits_chunk.float().log_softmax(-1),
+                        target,
+                        reduction="sum",
+                        log_target=True,
                     )
                 )
-            samples.append(torch.stack(pieces).sum() / len(hidden))
+            samples.append(torch.stack(divergences).sum() / len(hidden))
         return torch.stack(samples)

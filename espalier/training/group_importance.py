@@ -68,44 +68,50 @@ class GroupImportance:
         masks = self._of_masks
         self._of_masks = {}
         parameters = self.adapted().parameters
-        whole = self.adapted().whole
-        found: dict[tuple[int, str], list[Tensor]] = {}
+        hf_model = self.adapted().whole
+        scores: dict[tuple[int, str], list[Tensor]] = {}
         term = 0.0
         for index, adapter in self.adapters:
-            own = parameters[block_key(index)]
-            theirs = gradients.get(block_key(index), {})
-            if adapter.name_b not in theirs or adapter.name_a not in theirs:
+            block_parameters = parameters[block_key(index)]
+            block_gradients = gradients.get(block_key(index), {})
+            if adapter.name_b not in block_gradients or adapter.name_a not in block_gradients:
                 # Without a gradient, or in a step that will be skipped, groups cannot be compared.
                 return
-            factors = Factors(own[adapter.name_b], own[adapter.name_a], adapter.scaling)
-            learnt = Gradients(theirs[adapter.name_b], theirs[adapter.name_a])
+            factors = Factors(
+                block_parameters[adapter.name_b], block_parameters[adapter.name_a], adapter.scaling
+            )
+            factor_gradients = Gradients(
+                block_gradients[adapter.name_b], block_gradients[adapter.name_a]
+            )
             if self.how.score != "mask":
                 name = adapter.linear.name
                 kind, side = kind_of(name)
-                linear = whole.get_submodule(self.model.family.module_path(index, name)).base_layer
+                linear = hf_model.get_submodule(
+                    self.model.family.module_path(index, name)
+                ).base_layer
                 size = group_size(self.model.plan, name, kind)
                 total = adapter.linear.shape[side] // size
                 lines = lines_of_groups(self.model.plan, name, kind, total)
                 # Reordered so that the rows of a group follow each other.
                 order = torch.from_numpy(lines.ravel())
                 values = group_importance(
-                    _weight(linear), factors, learnt, side, size, self.how.score, order
+                    _weight(linear), factors, factor_gradients, side, size, self.how.score, order
                 )
-                found.setdefault((index, kind), []).append(values.cpu())
-            term += taylor_term(factors.b, learnt.b)
+                scores.setdefault((index, kind), []).append(values.cpu())
+            term += taylor_term(factors.b, factor_gradients.b)
         if self.how.score == "mask":
-            found = {key: [gradient.square().cpu()] for key, gradient in masks.items()}
-            if not all(bool(torch.isfinite(own).all()) for (own,) in found.values()):
+            scores = {key: [gradient.square().cpu()] for key, gradient in masks.items()}
+            if not all(bool(torch.isfinite(score).all()) for (score,) in scores.values()):
                 # The product of output and gradient can overflow although all gradients are finite.
                 return
-        seen = torch.cat(
+        step_importance = torch.cat(
             [
-                combined(found[index, kind], self.how.normalise)
+                combined(scores[index, kind], self.how.normalise)
                 for index in self._blocks
                 for kind in GROUP_KINDS
             ]
         )
-        self.importance = moving_average(self.importance, seen, self.how.eta)
+        self.importance = moving_average(self.importance, step_importance, self.how.eta)
         self.terms.append(term)
 
     @contextmanager
@@ -134,20 +140,22 @@ class GroupImportance:
 
         Their sum is the gradient of a mask on the group.
         """
-        given = inputs[0]
+        features = inputs[0]
         # Below the lowest adapter no gradient flows back.
-        if not given.requires_grad:
+        if not features.requires_grad:
             return
         # A hook that refers to its own tensor would keep a step's activations alive.
-        values = given.detach()
+        values = features.detach()
 
         def add(gradient: Tensor) -> None:
             # Summed over samples and tokens, then over the features of each group.
             products = (values * gradient).flatten(0, -2).sum(0, dtype=torch.float64)
-            own = products.view(-1, size).sum(1)
-            self._of_masks[key] = self._of_masks[key] + own if key in self._of_masks else own
+            group_sums = products.view(-1, size).sum(1)
+            self._of_masks[key] = (
+                self._of_masks[key] + group_sums if key in self._of_masks else group_sums
+            )
 
-        given.register_hook(add)
+        features.register_hook(add)
 
     @property
     def _blocks(self) -> range:

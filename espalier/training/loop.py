@@ -105,12 +105,12 @@ class Loop:
         )
         trained = Trained()
         # Compiled code belongs to the model and is used again in later rounds of a process.
-        called = torch.compile(self.model, dynamic=True) if self.settings.compile else self.model
+        model = torch.compile(self.model, dynamic=True) if self.settings.compile else self.model
         with in_training(self.model, self.settings.gradient_checkpointing):
             for step in report_each(range(first_step, first_step + steps), "training step"):
-                trained.losses.append(self._backward(called, step))
+                trained.losses.append(self._backward(model, step))
                 # A penalty and FedProx have gradients without any sequence, so it is asked before.
-                learnt = any(
+                has_gradient = any(
                     value.grad is not None and bool(value.grad.any())
                     for value in self.parameters.values()
                 )
@@ -119,7 +119,7 @@ class Loop:
                     self.penalty().backward()
                 if self._finish(optimizer, anchor, step, trained.losses[-1]):
                     trained.skipped_steps += 1
-                elif learnt:
+                elif has_gradient:
                     trained.weighed.append(step)
         if trained.skipped_steps == steps:
             raise InputError(
@@ -135,56 +135,56 @@ class Loop:
         groups = [
             {
                 "params": [self.parameters[name] for name in names],
-                "weight_decay": chosen.weight_decay,
-                "settings": chosen,
+                "weight_decay": settings.weight_decay,
+                "settings": settings,
             }
-            for names, chosen in grouped(self.parameters, self.groups, self.settings)
+            for names, settings in grouped(self.parameters, self.groups, self.settings)
         ]
         optimizer = torch.optim.AdamW(groups, betas=self.betas)
         for name, kept in moments.items():
             parameter = self.parameters[name]
             # AdamW changes the moments in place, and the caller's must not change.
             optimizer.state[parameter] = {
-                of: value.to("cpu" if of == "step" else parameter.device, copy=True)
-                for of, value in kept.items()
+                key: value.to("cpu" if key == "step" else parameter.device, copy=True)
+                for key, value in kept.items()
             }
         return optimizer
 
-    def _backward(self, called: Any, step: int) -> float:
+    def _backward(self, model: Any, step: int) -> float:
         """Accumulate the gradients of the mean loss over a step's counted tokens, and return it.
 
-        ``called`` is the model, compiled if the settings say so.
+        ``model`` is the model, compiled if the settings say so.
         """
         # The gradients of the step before.
         for parameter in self.parameters.values():
             parameter.grad = None
-        chosen = self.settings
+        settings = self.settings
         numbers = sequences_of_step(
-            self.num_sequences, chosen.batch_size * chosen.accumulation, step, self.seed
+            self.num_sequences, settings.batch_size * settings.accumulation, step, self.seed
         )
         # Within a step the order does not matter. Neighbours in the data often have similar
         # lengths, so sorting saves padding.
         numbers.sort()
         batches = [
-            self.collate(numbers[i : i + chosen.batch_size])
-            for i in range(0, len(numbers), chosen.batch_size)
+            self.collate(numbers[i : i + settings.batch_size])
+            for i in range(0, len(numbers), settings.batch_size)
         ]
         # Counted over all batches, so that accumulation gives the gradient of one large batch.
-        counted = sum(num_counted(batch) for batch in batches)
+        num_tokens = sum(num_counted(batch) for batch in batches)
         total = 0.0
         devices = list(dict.fromkeys(value.device for value in self.parameters.values()))
         device = devices[0]
-        for place, batch in enumerate(batches):
+        for batch_index, batch in enumerate(batches):
             # Dropout depends only on seed, step and batch, so a repeated step draws the same.
-            seed = derive_seed(self.seed, "dropout", server_round=step, block=place)
-            with seeded(seed, [one for one in devices if one.type == "cuda"]):
-                summed = self.loss(called, batch, device)
+            seed = derive_seed(self.seed, "dropout", server_round=step, block=batch_index)
+            with seeded(seed, [entry for entry in devices if entry.type == "cuda"]):
+                summed = self.loss(model, batch, device)
                 if summed.dtype != torch.float32 or summed.ndim:
                     raise ValueError(
                         f"a loss is {summed.dtype}, {list(summed.shape)}, and must be"
                         " torch.float32, []"
                     )
-                loss = summed / counted
+                loss = summed / num_tokens
             loss.backward()
             total += loss.item()
         return total

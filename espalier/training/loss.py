@@ -41,17 +41,17 @@ def counted_predictions(model: Any, batch: Batch, device: torch.device) -> tuple
 
     They are (counted, vocabulary) and (counted,), or for classes (items, classes) and (items,).
     """
-    given: dict[str, Any] = {"attention_mask": batch.attention_mask.to(device)}
+    kwargs: dict[str, Any] = {"attention_mask": batch.attention_mask.to(device)}
     if batch.position_ids is not None:
         # transformers finds packed records by their positions if there is neither mask nor cache.
-        given = {"position_ids": batch.position_ids.to(device), "use_cache": False}
-    logits = model(input_ids=batch.input_ids.to(device), **given).logits
+        kwargs = {"position_ids": batch.position_ids.to(device), "use_cache": False}
+    logits = model(input_ids=batch.input_ids.to(device), **kwargs).logits
     labels = batch.labels.to(logits.device)
     # The logits at a token predict the next one.
     if labels.ndim == 2:
-        wanted = labels[:, 1:] != NOT_COUNTED
-        logits = logits[:, :-1][wanted]
-        labels = labels[:, 1:][wanted]
+        is_counted = labels[:, 1:] != NOT_COUNTED
+        logits = logits[:, :-1][is_counted]
+        labels = labels[:, 1:][is_counted]
     return logits.to(torch.float32), labels
 
 

@@ -31,10 +31,10 @@ def note_round(
     The first draw is of the averaged generator, the last one of the client's last local step.
     """
     kept = load(state)
-    own = {"round": server_round, "spent": list(spent), "perplexity": perplexity}
+    new_entry = {"round": server_round, "spent": list(spent), "perplexity": perplexity}
     # A round that is repeated replaces its entry.
     earlier = [entry for entry in kept["rounds"] if entry["round"] < server_round]
-    state.save_lasting(HISTORY, kept | {"rounds": [*earlier, own]})
+    state.save_lasting(HISTORY, kept | {"rounds": [*earlier, new_entry]})
 
 
 def note_fit(state: PrivateState, spent: Sequence[float]) -> None:
@@ -58,12 +58,12 @@ def load(state: PrivateState) -> dict[str, Any]:
 
 def masks_of(kept: Mapping[str, Any], gates: ResidualGates) -> dict[Gate, Tensor]:
     """Return the stored masks of the gates: (dimensions,), bool; empty if there are none."""
-    found: dict[Gate, Tensor] = {}
+    masks: dict[Gate, Tensor] = {}
     for (index, kind), width in gates.widths.items():
         if (text := kept["masks"].get(f"{index}/{kind}")) is not None:
-            found[index, kind] = torch.zeros(width, dtype=torch.bool)
-            found[index, kind][list(from_ranges(text))] = True
-    return found
+            masks[index, kind] = torch.zeros(width, dtype=torch.bool)
+            masks[index, kind][list(from_ranges(text))] = True
+    return masks
 
 
 def steps_to_budget(spent: Sequence[float]) -> int | None:

@@ -91,11 +91,11 @@ class MaskedTraining(AdapterTraining):
             self.model, self.computing, self.settings, self.adapters, self.cache_folder
         )
         for key, tensors in self.shape.shapes(self.model.plan).items():
-            own = {
+            parameters = {
                 name: nn.Parameter(torch.zeros(size, device=self.computing.device))
                 for name, size in tensors.items()
             }
-            adapted.parameters.setdefault(key, {}).update(own)
+            adapted.parameters.setdefault(key, {}).update(parameters)
         return adapted
 
     def masked(
@@ -125,7 +125,7 @@ class MaskedTraining(AdapterTraining):
         trained = flattened(adapted.parameters) if with_shared else {}
         if self.job.conditioned:
             trained[EMBEDDING] = embedding
-        of_groups = (
+        names_by_group = (
             (group, [name for name in group.names if name in trained]) for group in self.groups
         )
         draw = _Draw(self, embedding, first_step)
@@ -147,7 +147,7 @@ class MaskedTraining(AdapterTraining):
             self.total_steps if with_shared else steps,
             penalty=draw.penalty,
             loss=routed,
-            groups=[replace(group, names=names) for group, names in of_groups if names],
+            groups=[replace(group, names=names) for group, names in names_by_group if names],
         )
         try:
             outcome = loop.run(first_step, steps, moments)
@@ -167,9 +167,9 @@ class MaskedTraining(AdapterTraining):
 
     def logits(self, tensors: Tensors, embedding: Tensor) -> dict[Gate, Tensor]:
         """Return the logits of all gates, with the constant added, on the CPU."""
-        own = torch.cat([embedding, self.budget])
-        found = gate_logits(self.model.plan, self.shape, tensors, own)
-        return {gate: own + BIAS for gate, own in found.items()}
+        condition = torch.cat([embedding, self.budget])
+        logits = gate_logits(self.model.plan, self.shape, tensors, condition)
+        return {gate: logit + BIAS for gate, logit in logits.items()}
 
 
 def of_generator(names: Collection[str], settings: RunSettings) -> Group:
@@ -221,15 +221,17 @@ class _Draw:
     def _gates(self) -> dict[Gate, Tensor]:
         training = self._training
         job = training.job
-        own = torch.cat([self._embedding, self._budget])
-        logits = gate_logits(training.model.plan, training.shape, training.adapted.parameters, own)
+        condition = torch.cat([self._embedding, self._budget])
+        logits = gate_logits(
+            training.model.plan, training.shape, training.adapted.parameters, condition
+        )
         gates = {}
-        for gate, own in logits.items():
-            biased = own + BIAS
+        for gate, logit in logits.items():
+            biased = logit + BIAS
             uniform = self._uniform[gate]
             if job.estimator == "reinmax":
-                drawn = (uniform < torch.sigmoid(biased)).to(biased.dtype)
-                gates[gate] = reinmax_gates(biased, drawn, job.tau)
+                samples = (uniform < torch.sigmoid(biased)).to(biased.dtype)
+                gates[gate] = reinmax_gates(biased, samples, job.tau)
             else:
                 gates[gate] = gumbel_gates(biased, uniform, job.tau)
         return gates
@@ -267,9 +269,9 @@ def first_generator(
             name: _first(
                 name, size, np.random.default_rng(derive_seed(seed, f"generator/{key}/{name}"))
             )
-            for name, size in own.items()
+            for name, size in shapes.items()
         }
-        for key, own in shape.shapes(plan).items()
+        for key, shapes in shape.shapes(plan).items()
     }
 
 
@@ -324,17 +326,17 @@ def gate_logits(
     blob key and canonical name, and ``own`` is the client's embedding followed by ``budget_input``,
     on their device.
     """
-    common = tensors[GENERATOR_KEY]
-    codes = common[CODES]
+    generator = tensors[GENERATOR_KEY]
+    codes = generator[CODES]
     # One row per gate: (gates, embedding + budget + code)
     inputs = torch.cat([own.expand(len(codes), -1), codes], dim=1)
-    hidden = nn.functional.linear(inputs, common[TRUNK], common[TRUNK_BIAS])
+    hidden = nn.functional.linear(inputs, generator[TRUNK], generator[TRUNK_BIAS])
     hidden = nn.functional.gelu(
-        nn.functional.layer_norm(hidden, hidden.shape[1:], common[NORM], common[NORM_BIAS])
+        nn.functional.layer_norm(hidden, hidden.shape[1:], generator[NORM], generator[NORM_BIAS])
     )
     # The order of the codes' rows.
     gates = [(block.index, kind) for block in plan.blocks for kind in RESIDUAL_KINDS]
     return {
-        (index, kind): tensors[shape.head_key(index)][head_name(kind)] @ one
-        for (index, kind), one in zip(gates, hidden, strict=True)
+        (index, kind): tensors[shape.head_key(index)][head_name(kind)] @ features
+        for (index, kind), features in zip(gates, hidden, strict=True)
     }

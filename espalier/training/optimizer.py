@@ -43,11 +43,11 @@ class Group:
         except ValidationError as error:
             mistakes = "; ".join(mistake_lines(error, list(training.model_dump(by_alias=True))))
             decay = training.weight_decay if self.weight_decay is None else self.weight_decay
-            of = (
+            values = (
                 f"{self.rate:g} x training.learning-rate = {training.learning_rate:g} and weight"
                 f" decay {decay:g}"
             )
-            raise InputError(f"training: of a group with {of}: {mistakes}") from None
+            raise InputError(f"training: of a group with {values}: {mistakes}") from None
 
 
 def grouped(
@@ -64,14 +64,18 @@ def grouped(
     InputError
         A group's learning rate or weight decay exceeds the bounds of ``[training]``.
     """
-    left = set(names)
-    found = list[tuple[list[str], TrainingSettings]]()
+    ungrouped = set(names)
+    pairs = list[tuple[list[str], TrainingSettings]]()
     for group in groups:
-        if strange := sorted(set(group.names) - left):
-            raise ValueError(f"{', '.join(strange)}: is not trained, or in two groups")
-        left -= set(group.names)
-        found.append((sorted(set(group.names)), group.settings(training)))
-    return [(few, settings) for few, settings in [*found, (sorted(left), training)] if few]
+        if invalid := sorted(set(group.names) - ungrouped):
+            raise ValueError(f"{', '.join(invalid)}: is not trained, or in two groups")
+        ungrouped -= set(group.names)
+        pairs.append((sorted(set(group.names)), group.settings(training)))
+    return [
+        (group_names, settings)
+        for group_names, settings in [*pairs, (sorted(ungrouped), training)]
+        if group_names
+    ]
 
 
 def learning_rate(settings: TrainingSettings, step: int, total_steps: int) -> float:
@@ -81,9 +85,9 @@ def learning_rate(settings: TrainingSettings, step: int, total_steps: int) -> fl
     it.
     """
     # After the last step the rate stays at the end of the schedule.
-    done = min(1.0, step / max(1, total_steps))
+    progress = min(1.0, step / max(1, total_steps))
     if settings.schedule == "linear":
-        return settings.learning_rate * (1 - done)
+        return settings.learning_rate * (1 - progress)
     if settings.schedule == "cosine":
-        return settings.learning_rate * (1 + math.cos(math.pi * done)) / 2
+        return settings.learning_rate * (1 + math.cos(math.pi * progress)) / 2
     return settings.learning_rate

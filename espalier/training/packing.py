@@ -21,19 +21,19 @@ def packed(sequences: Sequence[Encoded | Marked], max_tokens: int) -> list[Marke
     rows: list[list[Marked]] = []
     rooms: list[tuple[int, int]] = []
     numbered = (
-        Marked(one.token_ids, one.spans, items=one.items or (number,))
-        for number, one in enumerate(sequences)
+        Marked(sequence.token_ids, sequence.spans, items=sequence.items or (number,))
+        for number, sequence in enumerate(sequences)
     )
-    for one in sorted(numbered, key=lambda one: -len(one.token_ids)):
-        length = len(one.token_ids)
+    for sequence in sorted(numbered, key=lambda sequence: -len(sequence.token_ids)):
+        length = len(sequence.token_ids)
         # The first row with enough room is the one with the least.
-        place = bisect_left(rooms, (length, 0))
-        if place < len(rooms):
-            room, row = rooms.pop(place)
+        index = bisect_left(rooms, (length, 0))
+        if index < len(rooms):
+            room, row = rooms.pop(index)
         else:
             room, row = max_tokens, len(rows)
             rows.append([])
-        rows[row].append(one)
+        rows[row].append(sequence)
         insort(rooms, (room - length, row))
     return [_joined(row) for row in rows]
 
@@ -42,14 +42,14 @@ def _joined(sequences: Sequence[Marked]) -> Marked:
     """Return one row with the tokens of some sequences."""
     token_ids: list[int] = []
     spans: list[tuple[int, int]] = []
-    for one in sequences:
-        before = len(token_ids)
+    for sequence in sequences:
+        offset = len(token_ids)
         spans += [
-            (before + max(start, 1), before + end)
-            for start, end in one.spans
+            (offset + max(start, 1), offset + end)
+            for start, end in sequence.spans
             if end > max(start, 1)
         ]
-        token_ids += one.token_ids
-    lengths = tuple(len(one.token_ids) for one in sequences)
-    items = tuple(item for one in sequences for item in one.items)
+        token_ids += sequence.token_ids
+    lengths = tuple(len(sequence.token_ids) for sequence in sequences)
+    items = tuple(item for sequence in sequences for item in sequence.items)
     return Marked(tuple(token_ids), tuple(spans), lengths, items)

@@ -34,13 +34,13 @@ class Stretch:
     @torch.no_grad()
     def walked(stream: BlockStream, samples: Tensor, start: int, span: int) -> "Stretch":
         """Pass samples through the model up to the end of the ``span`` blocks from ``start`` on."""
-        activations = before = stream.start(samples)
+        activations = inputs = stream.start(samples)
         for index in report_each(range(start + span), "passing block"):
             if index == start:
-                before = activations.copied()
+                inputs = activations.copied()
             with stream.block(index, following=index + 1) as block:
                 activations.through(index, block)
-        return Stretch(stream, samples, start, before, activations)
+        return Stretch(stream, samples, start, inputs, activations)
 
 
 @dataclass
@@ -108,21 +108,21 @@ class Replacement:
         A pass has at most as many samples as ``samples_per_batch`` allows.
         """
         batch = self.settings.batch_size
-        at_once = samples_per_batch(self.stretch.samples.shape[1])
-        together = max(
-            number for number in range(1, min(batch, at_once) + 1) if batch % number == 0
+        max_size = samples_per_batch(self.stretch.samples.shape[1])
+        pass_size = max(
+            number for number in range(1, min(batch, max_size) + 1) if batch % number == 0
         )
         return self.settings.model_copy(
-            update={"batch_size": together, "accumulation": batch // together}
+            update={"batch_size": pass_size, "accumulation": batch // pass_size}
         )
 
     def _distance(self, block: nn.Module, batch: Batch, device: torch.device) -> Tensor:
         """Return the mean squared error of each sample's hidden states, summed over samples."""
         args, kwargs = self._call(len(batch.labels))
         output = block(self._gathered(self.stretch.before, batch.labels), *args, **kwargs)
-        made = output[0] if isinstance(output, tuple) else output
-        wanted = self._gathered(self.stretch.behind, batch.labels)
-        return (made - wanted).square().mean(dim=(1, 2)).sum()
+        states = output[0] if isinstance(output, tuple) else output
+        target = self._gathered(self.stretch.behind, batch.labels)
+        return (states - target).square().mean(dim=(1, 2)).sum()
 
     def _gathered(self, activations: Activations, numbers: Tensor) -> Tensor:
         """Return the hidden states of some samples: (samples, tokens, hidden size), float32."""

@@ -73,13 +73,13 @@ class Sequences:
         seen = set[int]()
         for number in numbers:
             # Padding does not count.
-            found = int(self.batch([number]).attention_mask.sum())
+            num_tokens = int(self.batch([number]).attention_mask.sum())
             if self.characters:
                 items = getattr(self._item(number), "items", ()) or (number,)
                 # A record that is divided over sequences counts with the first one only.
-                found = min(found, sum(self.characters[item] for item in {*items} - seen))
+                num_tokens = min(num_tokens, sum(self.characters[item] for item in {*items} - seen))
                 seen.update(items)
-            yield found
+            yield num_tokens
 
     def joined(self, other: "Sequences") -> "Sequences":
         """Return these sequences followed by another party's, of the same kind."""
@@ -108,28 +108,30 @@ def client_sequences(
     They are all samples of its text, of which every token counts, or its items of the task. Raises
     InputError if the source or file is wrong, or there is nothing to train on.
     """
-    chosen = settings.task
-    if chosen.name == TEXT:
+    task = settings.task
+    if task.name == TEXT:
         return text_sequences(training_samples(settings, node, model.encode, client))
     train, _ = client_items(settings, node, client)
-    with_template = chosen.name == CHAT or chosen.name in OWN_TASKS
-    own = tuple(item.own_characters or len(item.text) for item in train) if with_template else ()
+    with_template = task.name == CHAT or task.name in OWN_TASKS
+    characters = (
+        tuple(item.own_characters or len(item.text) for item in train) if with_template else ()
+    )
     if model.family.kind == "encoder":
         tokenizer = model.tokenizer
         require_padding(tokenizer)
         return Sequences(
-            (train,), lambda items: collate_texts(items, tokenizer, chosen.max_tokens), own
+            (train,), lambda items: collate_texts(items, tokenizer, task.max_tokens), characters
         )
     items = with_progress(train, "tokenising items")
-    if chosen.name == CHAT:
+    if task.name == CHAT:
         sequences: Sequence[Encoded | Marked] = _conversations(settings, model, items)
     else:
         encode = prompt_encoder(model.tokenizer, model.encode)
         end = model.tokenizer.eos_token_id
         sequences = [_encoded(settings, encode, end, item) for item in items]
-    if chosen.packing:
-        sequences = packed(sequences, chosen.max_tokens)
-    return replace(encoded_sequences(sequences), characters=own)
+    if task.packing:
+        sequences = packed(sequences, task.max_tokens)
+    return replace(encoded_sequences(sequences), characters=characters)
 
 
 def _conversations(
@@ -139,27 +141,27 @@ def _conversations(
 
     Raises InputError if no conversation is left.
     """
-    chosen = settings.task
-    template = template_of(chosen)
-    found = []
+    task = settings.task
+    template = template_of(task)
+    sequences = []
     number_of_all = 0
     for number, item in enumerate(items):
-        for one in chat_sequences(model, item, template):
+        for sequence in chat_sequences(model, item, template):
             number_of_all += 1
-            short = one.shortened(chosen.max_tokens)
+            short = sequence.shortened(task.max_tokens)
             if short.has_loss:
-                found.append(replace(short, items=(number,)))
-    if not found:
+                sequences.append(replace(short, items=(number,)))
+    if not sequences:
         raise InputError(
-            f"task.max-tokens = {chosen.max_tokens}: no conversation of the client has a token of"
+            f"task.max-tokens = {task.max_tokens}: no conversation of the client has a token of"
             " an answer within this number of tokens; raise it"
         )
-    if left_out := number_of_all - len(found):
+    if left_out := number_of_all - len(sequences):
         logging.getLogger("espalier").warning(
             "%d of %d training sequences have no token of an answer within task.max-tokens = %d"
-            " and are left out", left_out, number_of_all, chosen.max_tokens
+            " and are left out", left_out, number_of_all, task.max_tokens
         )  # fmt: skip
-    return found
+    return sequences
 
 
 def sequence_groups(
@@ -174,8 +176,8 @@ def sequence_groups(
         return groups
     (sequences,) = client_sequences(settings, node, model, client).parts
     return [
-        set().union(*(groups[item] for item in one.items or (number,)))
-        for number, one in enumerate(sequences)
+        set().union(*(groups[item] for item in sequence.items or (number,)))
+        for number, sequence in enumerate(sequences)
     ]
 
 
@@ -186,10 +188,10 @@ def _encoded(settings: RunSettings, encode: Encode, end: int | None, item: Item)
     stop. One of several options is not, because only the option is scored.
     """
     task = task_of(settings)
-    whole = encode_pair(encode, *item.requests[item.answer])
+    encoded = encode_pair(encode, *item.requests[item.answer])
     if "acc" not in task.metrics and end is not None:
-        whole = Encoded((*whole.token_ids, end), whole.answer_tokens + 1)
-    return cut(whole, settings.task.max_tokens, task, item.where)
+        encoded = Encoded((*encoded.token_ids, end), encoded.answer_tokens + 1)
+    return cut(encoded, settings.task.max_tokens, task, item.where)
 
 
 def sequences_of_step(num_sequences: int, batch: int, step: int, seed: int) -> list[int]:
@@ -198,13 +200,13 @@ def sequences_of_step(num_sequences: int, batch: int, step: int, seed: int) -> l
     Steps go through the sequences epoch by epoch, each in a random order of its own. A step can
     reach into the next epoch, or over several epochs if there are fewer sequences than ``batch``.
     """
-    places = range(step * batch, (step + 1) * batch)
+    positions = range(step * batch, (step + 1) * batch)
     orders: dict[int, list[int]] = {}
     # A new order in each epoch, from seed and epoch alone.
-    for epoch in {place // num_sequences for place in places}:
+    for epoch in {position // num_sequences for position in positions}:
         generator = np.random.default_rng(derive_seed(seed, "order", server_round=epoch))
         orders[epoch] = generator.permutation(num_sequences).tolist()
-    return [orders[place // num_sequences][place % num_sequences] for place in places]
+    return [orders[position // num_sequences][position % num_sequences] for position in positions]
 
 
 def sequences_of_steps(
@@ -223,11 +225,11 @@ def sequences_of_steps(
 
 def numbered(numbers: Sequence[int]) -> Batch:
     """Return a batch whose inputs and labels are sample numbers, one label per sample."""
-    found = torch.tensor(numbers)
+    labels = torch.tensor(numbers)
     return Batch(
-        input_ids=found[:, None],
+        input_ids=labels[:, None],
         attention_mask=torch.ones(len(numbers), 1, dtype=torch.int64),
-        labels=found,
+        labels=labels,
     )
 
 
@@ -247,22 +249,22 @@ def read_client_data(
     on_text = not settings.tunes or settings.task.name == TEXT
     if settings.privacy.on and on_text:
         number = len(record_sequences(settings, node, model.encode, client))
-        found = [f"{count(number, 'record or group', 'records or groups')}, for a private run"]
+        lines = [f"{count(number, 'record or group', 'records or groups')}, for a private run"]
     elif not settings.tunes:
         number = len(client_samples(settings, node, model.encode, client))
-        found = [f"{count(number, 'calibration sample')} of {tokens} tokens"]
+        lines = [f"{count(number, 'calibration sample')} of {tokens} tokens"]
     else:
         number = len(client_sequences(settings, node, model, client))
-        found = [
+        lines = [
             f"{count(number, 'training sequence')} of {tokens} tokens"
             if on_text
             else f"{count(number, 'item')} of the task {settings.task.name} to train on"
         ]
     if not settings.evaluation.own_text:
-        return found
+        return lines
     if on_text:
         number = len(held_out_samples(settings, node, model.encode, client))
         length = settings.evaluation.sequence_length
-        return [*found, f"{count(number, 'held-out sample')} of {length} tokens"]
+        return [*lines, f"{count(number, 'held-out sample')} of {length} tokens"]
     items = held_out_items(settings, node, model, client)
-    return [*found, count(len(items), "held-out item")]
+    return [*lines, count(len(items), "held-out item")]

@@ -50,20 +50,20 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
         if isinstance(model_type, str)
         else None
     )
-    family = next((one for one in FAMILIES if base_type in one.model_types), None)
+    family = next((entry for entry in FAMILIES if base_type in entry.model_types), None)
     if family is not None and family.experts:
         return family
     # Experts under other names would be taken for a dense model.
     for key in EXPERT_KEYS:
         if config.get(key):
-            supported = " and ".join(one.name for one in FAMILIES if one.experts)
+            supported = " and ".join(entry.name for entry in FAMILIES if entry.experts)
             raise InputError(
                 f"{where}: {key} = {config[key]!r}; mixture-of-experts models are supported only as"
                 f" {supported}, and only for tuning attention; name one of these, or a dense model"
             )
     if family is not None:
         return family
-    supported = ", ".join(name for one in FAMILIES for name in one.model_types)
+    supported = ", ".join(name for entry in FAMILIES for name in entry.model_types)
     raise InputError(
         f"{where}: model_type = {model_type!r} is not supported; supported are {supported}"
     )

@@ -139,11 +139,11 @@ class Family:
         if self.base:
             # Files of a bare encoder lack its prefix.
             names += [name.removeprefix(f"{self.base}.")]
-            for known in tuple(names):
+            for candidate in tuple(names):
                 for new, old in OLD_NORM_NAMES.items():
                     # Old BERT files have other names of norms.
-                    if known.endswith(new):
-                        names.append(known.removesuffix(new) + old)
+                    if candidate.endswith(new):
+                        names.append(candidate.removesuffix(new) + old)
         yield from dict.fromkeys(names)
 
     def block_of(self, name: str) -> tuple[str, int, str] | None:
@@ -169,9 +169,9 @@ class Family:
             or ``head.out.bias``
         index : index of the block for a parameter of a block; otherwise None
         """
-        of, _, kind = name.rpartition(".")
+        module, _, kind = name.rpartition(".")
         if index is not None:
-            path = {**self.linears, **self.norms}.get(of)
+            path = {**self.linears, **self.norms}.get(module)
             return f"{self.blocks}.{index}.{path}.{kind}" if path else None
-        path = {**self.head_linears, FINAL_NORM: self.final_norm}.get(of)
+        path = {**self.head_linears, FINAL_NORM: self.final_norm}.get(module)
         return f"{path}.{kind}" if path else None

@@ -117,9 +117,9 @@ class Checkpoint:
         stored = self.tensors[name]
         with open(stored.shard, "rb") as file:
             file.seek(stored.start)
-            for left in range(stored.num_bytes, 0, -CHUNK):
-                data = file.read(min(CHUNK, left))
-                if len(data) < min(CHUNK, left):
+            for remaining in range(stored.num_bytes, 0, -CHUNK):
+                data = file.read(min(CHUNK, remaining))
+                if len(data) < min(CHUNK, remaining):
                     raise _too_short(stored.shard, name)
                 yield data
 
@@ -151,8 +151,8 @@ def _shards(directory: Path) -> list[Path]:
     if (directory / INDEX).is_file():
         return _shards_of_index(directory / INDEX)
     others = sorted(path.name for pattern in OTHER_WEIGHTS for path in directory.glob(pattern))
-    but = f", but {', '.join(others[:3])}" if others else ""
-    raise InputError(f"{directory}: contains neither {SINGLE} nor {INDEX}{but}; {WRITE_AGAIN}")
+    hint = f", but {', '.join(others[:3])}" if others else ""
+    raise InputError(f"{directory}: contains neither {SINGLE} nor {INDEX}{hint}; {WRITE_AGAIN}")
 
 
 def _shards_of_index(index: Path) -> list[Path]:
@@ -304,5 +304,5 @@ class ReadingAhead:
         OSError
             Reading failed.
         """
-        begun = self._begun.pop(name, None)
-        return begun.result() if begun else self._checkpoint.read(name)
+        future = self._begun.pop(name, None)
+        return future.result() if future else self._checkpoint.read(name)

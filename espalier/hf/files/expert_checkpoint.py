@@ -73,8 +73,8 @@ class ExpertCheckpoint(Checkpoint):
         """Read one tensor into ``room`` and return it."""
         parts = self._parts[name]
         # The parts follow each other in the memory of the stacked tensor.
-        for part, own in zip(parts, room.view(len(parts), -1), strict=True):
-            self.files.read_into(part, own)
+        for part, view in zip(parts, room.view(len(parts), -1), strict=True):
+            self.files.read_into(part, view)
         return room
 
     def read_rows(self, name: str, first: int, last: int) -> "Tensor":
@@ -91,9 +91,9 @@ class ExpertCheckpoint(Checkpoint):
 
 def _placed(name: str, family: Family) -> tuple[str, Place | None]:
     """Return the name of a files' tensor in transformers, and its place if that one is stacked."""
-    if (found := family.block_of(name)) is None:
+    if (split_name := family.block_of(name)) is None:
         return name, None
-    prefix, index, path = found
+    prefix, index, path = split_name
     for target, templates in family.experts.items():
         for position, template in enumerate(templates):
             # ``{}`` in a template stands for the number of an expert.

@@ -55,7 +55,10 @@ def has_other_head(family: Family, files: Checkpoint) -> bool:
     if (head.dtype, head.shape) != (embedding.dtype, embedding.shape):
         return True
     # Chunk by chunk, because embeddings are large.
-    return any(one != other for one, other in zip(*map(files.chunks, names), strict=True))
+    return any(
+        head_chunk != embedding_chunk
+        for head_chunk, embedding_chunk in zip(*map(files.chunks, names), strict=True)
+    )
 
 
 def missing_tensor(model: "OpenedModel", name: str) -> EspalierError:
@@ -66,27 +69,27 @@ def missing_tensor(model: "OpenedModel", name: str) -> EspalierError:
         family.head_weight: family.embedding_weight,
         family.embedding_weight: family.head_weight,
     }
-    if (other := tied.get(name)) in files:
-        why = (
-            f"the files contain {other}, and config.json does not say that both are one matrix; set"
-            f" {TIED} to true if they are, or name a model that has both"
+    if (tied_name := tied.get(name)) in files:
+        reason = (
+            f"the files contain {tied_name}, and config.json does not say that both are one matrix;"
+            f" set {TIED} to true if they are, or name a model that has both"
         )
     elif name.endswith(".bias") and (keys := [key for key in BIAS_KEYS if model.config.get(key)]):
-        why = (
+        reason = (
             f"config.json gives the model biases ({' and '.join(keys)}); set the key to its value"
             " in training"
         )
     elif name.startswith(f"{family.blocks}.") and model.config.get(family.num_blocks_key) is None:
-        why = (
+        reason = (
             f"config.json has no {family.num_blocks_key}, so transformers assumes"
             f" {model.configured(family.num_blocks_key)}; set it to its value in training"
         )
     else:
-        why = (
+        reason = (
             f"its files contain {len(files)} tensors, such as {min(files, default='none')}; copy"
             " them again, or name a model whose files and config.json belong together"
         )
-    return InputError(f"{model.directory}: tensor {name} is missing: {why}")
+    return InputError(f"{model.directory}: tensor {name} is missing: {reason}")
 
 
 def wrong_shape(model: "OpenedModel", name: str, wanted: tuple[int, ...]) -> EspalierError:

@@ -31,9 +31,9 @@ def cached_while_unchanged(maxsize: int) -> Callable[[Callable[[Path], T]], Call
 
 def _stamps(directory: Path) -> tuple[tuple[str, int, int, int], ...]:
     """Return values that change when a file of a directory changes."""
-    found = []
+    stamps = []
     for entry in os.scandir(directory):
         # For a dangling link they describe the link itself.
         stat = entry.stat(follow_symlinks=os.path.exists(entry.path))
-        found.append((entry.name, stat.st_ino, stat.st_size, stat.st_mtime_ns))
-    return tuple(sorted(found))
+        stamps.append((entry.name, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return tuple(sorted(stamps))

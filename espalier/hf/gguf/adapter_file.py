@@ -35,8 +35,8 @@ def write_adapter(model: OpenedModel, adapted: Adapted, target: Path, name: str)
     writer.add_string("adapter.type", "lora")
     names = names_of(architecture)
     entries = []
-    for index, own in sorted(adapted.items()):
-        for linear, factors in own.items():
+    for index, block_factors in sorted(adapted.items()):
+        for linear, factors in block_factors.items():
             parameter = model.plan.blocks[index].linear(linear).parameter
             place = place_of(architecture, names, parameter)
             entries.append((place, factors))

@@ -58,8 +58,8 @@ def write_model(model: OpenedModel, edits: Edits, target: Path, name: str, dtype
     writer.add_quantization_version(GGML_QUANT_VERSION)
     # Factors of the rotary embedding are tensors in GGUF.
     extra = dict(rope_factors(architecture))
-    for own, value in extra.items():
-        announce(writer, own, tuple(value.shape), "float32")
+    for key, value in extra.items():
+        announce(writer, key, tuple(value.shape), "float32")
     stored = model.checkpoint.as_written.tensors
     names = names_of(architecture)
     places = {parameter: place_of(architecture, names, parameter) for parameter in stored}
@@ -69,7 +69,7 @@ def write_model(model: OpenedModel, edits: Edits, target: Path, name: str, dtype
         announce(writer, place.name, shape, format_of(shape, dtype))
 
     def values() -> Iterator[tuple[str, Tensor, str]]:
-        yield from ((own, value, "float32") for own, value in extra.items())
+        yield from ((key, value, "float32") for key, value in extra.items())
         read = weight_reader(model, edits)
         for parameter, place in report_each(list(places.items()), "writing tensor"):
             # Reordered after the edit, which knows transformers' order.

@@ -46,10 +46,10 @@ def place_of(architecture: Architecture, names: Any, parameter: str) -> Place:
             f"{architecture.model.directory}: llama.cpp's architecture {architecture.name!r} has"
             f" no tensor for {parameter}; load the model with transformers"
         )
-    of_block = architecture.model.family.block_of(parameter)
-    if of_block is None or not architecture.rotates_neighbours:
+    split_name = architecture.model.family.block_of(parameter)
+    if split_name is None or not architecture.rotates_neighbours:
         return Place(name)
-    _, index, path = of_block
+    _, index, path = split_name
     module = path.rpartition(".")[0]
     linears = architecture.model.family.linears
     rotated = {linears[linear]: linear for linear in ("attn.q", "attn.k")}

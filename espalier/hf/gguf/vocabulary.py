@@ -142,7 +142,7 @@ def _split_of(document: Mapping[str, Any], where: str) -> str:
     if byte_level and last.get("use_regex", True) and not normalizer and not ignores:
         if not before:
             name = "gpt-2"
-        elif [(one.get("type"), one.get("individual_digits")) for one in before] == [
+        elif [(step.get("type"), step.get("individual_digits")) for step in before] == [
             ("Digits", True)
         ]:
             name = "smollm"

@@ -50,8 +50,10 @@ class InputMoments(InputObserver[Moments]):
         self._moments: dict[str, Moments] = {}
 
     def _see(self, name: str, inputs: Tensor) -> None:
-        seen = moments_of(inputs.flatten(0, -2))
-        self._moments[name] = pooled([self._moments[name], seen]) if name in self._moments else seen
+        moments = moments_of(inputs.flatten(0, -2))
+        self._moments[name] = (
+            pooled([self._moments[name], moments]) if name in self._moments else moments
+        )
 
     def found(self) -> dict[str, Moments]:
         """Return the moments by canonical linear name."""
@@ -79,12 +81,12 @@ def pack_moments(moments: BlockMoments) -> bytes:
 
     Raises InputError if a number is not finite or out of range.
     """
-    (tokens,) = {found.count for found in moments.values()}
+    (tokens,) = {entry.count for entry in moments.values()}
     words = {}
     try:
-        for name, found in moments.items():
-            words[sums_name(name)] = to_words(found.total, FRACTION_BITS)
-            words[squares_name(name)] = to_words(found.square_sum, FRACTION_BITS)
+        for name, entry in moments.items():
+            words[sums_name(name)] = to_words(entry.total, FRACTION_BITS)
+            words[squares_name(name)] = to_words(entry.square_sum, FRACTION_BITS)
     except OverflowError as error:
         raise InputError(
             f"the inputs of a channel cannot be summed: {error}; use fewer samples, or check whether"
@@ -130,12 +132,12 @@ def flap_cuts(
     cut = lowest(groups, in_sequence(groups, scores), job, groups.reachable(job))
     for block in model.plan.blocks:
         # Requested again, so that the moments of one block are in memory at a time.
-        of_block = moments(block.index) if job.bias_compensation else {}
+        block_moments = moments(block.index) if job.bias_compensation else {}
         biases = {
             name: _bias(
-                model, block, name, cut[groups.at(block.index, COLUMNS[name])], of_block[name]
+                model, block, name, cut[groups.at(block.index, COLUMNS[name])], block_moments[name]
             )
-            for name in of_block
+            for name in block_moments
         }
         yield pack_cut(groups, cut, block.index, biases)
 

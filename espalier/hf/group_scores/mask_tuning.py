@@ -45,8 +45,8 @@ class _Silencing:
 
     def __call__(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if self._watches:
-            seen = second_moments(inputs[0].flatten(0, -2))
-            self.moments = seen if self.moments is None else self.moments.add_(seen)
+            moments = second_moments(inputs[0].flatten(0, -2))
+            self.moments = moments if self.moments is None else self.moments.add_(moments)
         return (inputs[0] * self._stays, *inputs[1:])
 
 
@@ -73,12 +73,12 @@ def normal_equations(
         with stream.block(index, following=index + 1) as block, ExitStack() as hooks:
             linears = stream.linears(index, block)
             silencing: dict[str, _Silencing] = {}
-            staying = {kind: torch.from_numpy(~cut[groups.at(index, kind)]) for kind in READERS}
-            for kind in (kind for kind, stay in staying.items() if not stay.all()):
+            kept = {kind: torch.from_numpy(~cut[groups.at(index, kind)]) for kind in READERS}
+            for kind in (kind for kind, mask in kept.items() if not mask.all()):
                 linear = linears[READERS[kind]]
                 size = group_size(plan, READERS[kind], kind)
-                stays = staying[kind].repeat_interleave(size).to(linear.weight)
-                silencing[kind] = _Silencing(stays, (index, kind) in places)
+                feature_mask = kept[kind].repeat_interleave(size).to(linear.weight)
+                silencing[kind] = _Silencing(feature_mask, (index, kind) in places)
                 hooks.callback(linear.register_forward_pre_hook(silencing[kind]).remove)
             activations.through(index, block)
             for kind in (kind for kind in job.rescaled if (index, kind) in places):
@@ -86,8 +86,8 @@ def normal_equations(
                 size = group_size(plan, READERS[kind], kind)
                 assert moments is not None
                 joint = joint_outputs(moments, linears[READERS[kind]].weight, size).cpu()
-                rows = joint[staying[kind]] / (of_samples * samples.shape[1])
-                yield rows[:, staying[kind]], rows.sum(dim=1)
+                rows = joint[kept[kind]] / (of_samples * samples.shape[1])
+                yield rows[:, kept[kind]], rows.sum(dim=1)
 
 
 RESCALE_DAMPING = 0.01
@@ -121,12 +121,12 @@ def scaled_cuts(
         index = block.index
         scales = {}
         for kind in job.rescaled:
-            stays = ~cut[groups.at(index, kind)]
+            kept = ~cut[groups.at(index, kind)]
             # 1 for kept groups, 0 for removed ones.
-            scales[kind] = stays.astype(np.float32)
+            scales[kind] = kept.astype(np.float32)
             kept_scales = scales_of(index, kind) if (index, kind) in places else None
             if kept_scales is not None:
-                scales[kind][stays] = kept_scales.to(torch.float32).numpy()
+                scales[kind][kept] = kept_scales.to(torch.float32).numpy()
         yield pack_cut(groups, cut, index, scales=scales), scales
 
 

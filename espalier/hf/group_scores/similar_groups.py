@@ -65,12 +65,12 @@ def similar_groups(distances: Sequence[float], apart: int, number: int, first: i
     The groups do not overlap and have the smallest sum of distances. ``first`` is the index of the
     emulator's first block.
     """
-    return [first + place for place in cheapest_groups(distances, apart + 1, number)]
+    return [first + start for start in cheapest_groups(distances, apart + 1, number)]
 
 
 def dropped_of_groups(starts: Sequence[int], apart: int) -> list[int]:
     """Return the blocks to drop: all but the first of each group."""
-    return [start + behind for start in starts for behind in range(1, apart + 1)]
+    return [start + offset for start in starts for offset in range(1, apart + 1)]
 
 
 def evenly_dropped(emulator: range, number: int, rounding: Literal["nearest", "down"]) -> list[int]:
@@ -80,16 +80,16 @@ def evenly_dropped(emulator: range, number: int, rounding: Literal["nearest", "d
     than one does. Their places are rounded to the ``nearest`` number as in Offsite-Tuning's code, or
     ``down`` as in FedBiOT's.
     """
-    stay = len(emulator) - number
+    num_kept = len(emulator) - number
     last = len(emulator) - 1
-    staying = set(range(stay))
-    if stay > 1 and rounding == "down":
+    kept = set(range(num_kept))
+    if num_kept > 1 and rounding == "down":
         # The order of operations is that of FedBiOT's code: rounding decides whether 15 becomes 14.
-        stride = last / (stay - 1)
-        staying = {int(place * stride) for place in range(stay)}
-    elif stay > 1:
-        staying = {round(place * last / (stay - 1)) for place in range(stay)}
-    return [index for place, index in enumerate(emulator) if place not in staying]
+        stride = last / (num_kept - 1)
+        kept = {int(position * stride) for position in range(num_kept)}
+    elif num_kept > 1:
+        kept = {round(position * last / (num_kept - 1)) for position in range(num_kept)}
+    return [index for position, index in enumerate(emulator) if position not in kept]
 
 
 def index_map(starts: Sequence[int], dropped: Sequence[int]) -> list[Group]:
@@ -97,4 +97,4 @@ def index_map(starts: Sequence[int], dropped: Sequence[int]) -> list[Group]:
 
     s_i is t_i minus the number of dropped blocks before it.
     """
-    return [Group(start, start - sum(gone < start for gone in dropped)) for start in starts]
+    return [Group(start, start - sum(index < start for index in dropped)) for start in starts]

@@ -45,7 +45,7 @@ def stretch_cosines(stream: BlockStream, samples: Tensor, span: int, *, after_no
     activations = stream.start(samples)
     means = list[float]()
     # Hidden states before each stretch that has begun.
-    before = deque([activations.copied()])
+    stretch_inputs = deque([activations.copied()])
     for block_plan in report_each(stream.model.plan.blocks, "comparing block"):
         index = block_plan.index
         with stream.block(index, following=index + 1) as block:
@@ -55,15 +55,15 @@ def stretch_cosines(stream: BlockStream, samples: Tensor, span: int, *, after_no
             with (
                 stream.final_norm() if is_last and after_norm else nullcontext(nn.Identity())
             ) as norm:
-                pairs = zip(before.popleft().batches(), activations.batches(), strict=True)
+                pairs = zip(stretch_inputs.popleft().batches(), activations.batches(), strict=True)
                 cosines = [
-                    torch.cosine_similarity(one.float(), norm(other).float(), dim=-1)
-                    for one, other in pairs
+                    torch.cosine_similarity(inputs.float(), norm(outputs).float(), dim=-1)
+                    for inputs, outputs in pairs
                 ]
-                total = sum(float(own.double().sum()) for own in cosines)
+                total = sum(float(cosine.double().sum()) for cosine in cosines)
                 means.append(total / samples.numel())
         if index + 1 + span <= len(stream.model.plan.blocks):
-            before.append(activations.copied())
+            stretch_inputs.append(activations.copied())
     return torch.tensor(means, dtype=torch.float64)
 
 
@@ -125,8 +125,10 @@ def require_streamlined(model: OpenedModel, span: int, replaced: bool) -> Iterat
             " them for the layer that is trained; lower it, or set replacement to 'none'"
         )
     uncut = Structure.whole(model.plan)
-    number = len(model.plan.blocks)
+    num_blocks = len(model.plan.blocks)
     # If all blocks have the same shape, one model stands for all.
-    alike = len(set(uncut.base)) == 1
-    for start in range(1 if alike else number - span + 1):
-        yield OpenedModel(model.directory, uncut.with_blocks(stays(number, start, span, replaced)))
+    is_uniform = len(set(uncut.base)) == 1
+    for start in range(1 if is_uniform else num_blocks - span + 1):
+        yield OpenedModel(
+            model.directory, uncut.with_blocks(stays(num_blocks, start, span, replaced))
+        )

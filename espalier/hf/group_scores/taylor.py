@@ -74,8 +74,8 @@ def taylor_scores(
     max_rows : maximum number of rows of a Fisher factor, for which the gradients of all samples
         are kept; None for the number of samples
     """
-    whole = load_whole(model, computing, "float32")
-    scores = _Scores(model, whole, job, of_samples)
+    hf_model = load_whole(model, computing, "float32")
+    scores = _Scores(model, hf_model, job, of_samples)
     squared = job.element == "squared"
     for batch in report_each(
         # The Fisher information needs the gradient of each single sample.
@@ -83,7 +83,7 @@ def taylor_scores(
         "passing samples",
     ):
         tokens = batch.to(computing.device)
-        loss = whole(input_ids=tokens, labels=tokens, use_cache=False).loss
+        loss = hf_model(input_ids=tokens, labels=tokens, use_cache=False).loss
         # The loss is a mean over the batch, so it is weighted by the number of its samples.
         (loss if squared else loss * (len(batch) / of_samples)).backward()
         # Magnitudes are taken of the gradient of all samples; other scores are sums over steps.
@@ -101,7 +101,7 @@ class _Scores:
     """
 
     def __init__(
-        self, model: OpenedModel, whole: nn.Module, job: LlmPrunerSettings, of_samples: int
+        self, model: OpenedModel, hf_model: nn.Module, job: LlmPrunerSettings, of_samples: int
     ) -> None:
         self._model = model
         self._job = job
@@ -111,7 +111,7 @@ class _Scores:
         blocks = cut_blocks(model.plan, job)
         self._scores = {index: _zeros(model.plan, index) for index in blocks}
         self._weights = [
-            (index, linear, _weight(model, whole, index, linear))
+            (index, linear, _weight(model, hf_model, index, linear))
             for index in blocks
             for linear in model.plan.blocks[index].linears
             # Gradients of masks need only the matrices that read prunable groups.
@@ -135,10 +135,10 @@ class _Scores:
         # The gradient of a mask on a group's output is the sum over the matrix that reads it.
         kind = COLUMNS[linear.name]
         size = group_size(self._model.plan, linear.name, kind)
-        of_masks = coupled_sums(product, 1, size).cpu()
-        self._scores[index][kind].add_(of_masks.square() / self._of_samples)
+        mask_gradients = coupled_sums(product, 1, size).cpu()
+        self._scores[index][kind].add_(mask_gradients.square() / self._of_samples)
         if kind in self._job.rearranged:
-            self._gradients.setdefault((index, kind), []).append(of_masks.to(torch.float32))
+            self._gradients.setdefault((index, kind), []).append(mask_gradients.to(torch.float32))
 
     def with_factors(self, max_rows: int) -> dict[int, dict[str, Tensor]]:
         """Return the scores with the Fisher factors, and free the gradients of the latter."""
@@ -161,10 +161,12 @@ def _zeros(plan: ModelPlan, index: int) -> dict[str, Tensor]:
     return {kind: torch.zeros(getattr(sizes, kind), dtype=torch.float64) for kind in GROUP_KINDS}
 
 
-def _weight(model: OpenedModel, whole: nn.Module, index: int, linear: LinearPlan) -> nn.Parameter:
+def _weight(
+    model: OpenedModel, hf_model: nn.Module, index: int, linear: LinearPlan
+) -> nn.Parameter:
     """Return a matrix of the whole model, and enable its gradient."""
     path = model.family.module_path(index, linear.name)
-    weight = whole.get_parameter(f"{path}.weight")
+    weight = hf_model.get_parameter(f"{path}.weight")
     weight.requires_grad_(True)
     return weight
 
@@ -189,19 +191,19 @@ def _add(
 
 def pack_scores(scores: BlockScores) -> bytes:
     """Serialise the scores and Fisher factors of a block, float32."""
-    named = {score_name(kind): scores[kind] for kind in GROUP_KINDS}
+    group_scores = {score_name(kind): scores[kind] for kind in GROUP_KINDS}
     factors = {name: packed(value) for name, value in scores.items() if name not in GROUP_KINDS}
-    return pack_statistics(named | factors)
+    return pack_statistics(group_scores | factors)
 
 
 def unpack_scores(blob: bytes, job: LlmPrunerSettings, max_rows: int) -> dict[str, Tensor]:
     """Return the scores and Fisher factors of a block from a blob."""
     tensors = read_statistics(blob)
-    found = {kind: tensors[score_name(kind)] for kind in GROUP_KINDS}
+    block_scores = {kind: tensors[score_name(kind)] for kind in GROUP_KINDS}
     for kind in job.rearranged:
         name = fisher_name(kind)
-        found[name] = read_factor(tensors[name], len(found[kind]), max_rows)
-    return found
+        block_scores[name] = read_factor(tensors[name], len(block_scores[kind]), max_rows)
+    return block_scores
 
 
 def read_factor(flat: Tensor, groups: int, max_rows: int) -> Tensor:
@@ -222,10 +224,10 @@ def taylor_cut(
     """
     groups = Groups.of(model.plan, cut_blocks(model.plan, job))
     values = in_sequence(groups, scores)
-    worth = values.abs() if job.element == "signed" else values
-    cut = lowest(groups, worth, job, groups.reachable(job))
+    importance = values.abs() if job.element == "signed" else values
+    cut = lowest(groups, importance, job, groups.reachable(job))
     for index, kind in product(groups.blocks, job.rearranged):
         factor = scores[index][fisher_name(kind)] if fisher_of is None else fisher_of(index, kind)
-        of_kind = cut[groups.at(index, kind)]
-        of_kind[:] = rearranged(factor, torch.from_numpy(of_kind)).numpy()
+        kind_cut = cut[groups.at(index, kind)]
+        kind_cut[:] = rearranged(factor, torch.from_numpy(kind_cut)).numpy()
     return cut

@@ -116,20 +116,20 @@ def free_bytes(device: torch.device) -> int:
 
 def _require_flash_attention(device: str, settings: RunSettings) -> None:
     """Refuse FlashAttention where it cannot run."""
-    wrong = ""
+    problem = ""
     base = settings.training.base if settings.tunes else settings.dtype
     dtype = settings.dtype if base == "nf4" else base
     if device != "cuda":
-        wrong = "it needs a CUDA device"
+        problem = "it needs a CUDA device"
     elif settings.tunes and settings.task.packing:
-        wrong = "it does not separate packed records (task.packing); set that to false"
+        problem = "it does not separate packed records (task.packing); set that to false"
     elif find_spec("flash_attn") is None:
-        wrong = "the package flash-attn is not installed on this machine"
+        problem = "the package flash-attn is not installed on this machine"
     elif dtype == "float32":
         key = "training.base" if settings.tunes and base != "nf4" else "dtype"
-        wrong = f"it does not compute in {key} = 'float32'; set {key} to 'bfloat16'"
-    if wrong:
-        raise InputError(f"attention = 'flash_attention_2': {wrong}, or set attention to 'sdpa'")
+        problem = f"it does not compute in {key} = 'float32'; set {key} to 'bfloat16'"
+    if problem:
+        raise InputError(f"attention = 'flash_attention_2': {problem}, or set attention to 'sdpa'")
 
 
 SIZE = 1024

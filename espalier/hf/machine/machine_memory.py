@@ -26,9 +26,9 @@ def machine_memory() -> tuple[int, int]:
     memory = psutil.virtual_memory()
     total = memory.total
     free = memory.available
-    for most, used in limits(OWN, GROUPS):
-        total = min(total, most)
-        free = min(free, max(0, most - used))
+    for limit, used in limits(OWN, GROUPS):
+        total = min(total, limit)
+        free = min(free, max(0, limit - used))
     return total, free
 
 
@@ -65,9 +65,9 @@ def memory_kills(own: Path = OWN, groups: Path = GROUPS) -> int | None:
     return None
 
 
-def _memory_groups(own: Path, groups: Path) -> Iterator[tuple[Path, int]]:
+def _memory_groups(membership_file: Path, groups: Path) -> Iterator[tuple[Path, int]]:
     """Yield this process's folder for memory, its parents, and the version of the hierarchy."""
-    for line in own.read_text().splitlines() if own.exists() else ():
+    for line in membership_file.read_text().splitlines() if membership_file.exists() else ():
         _, controllers, path = line.split(":", 2)
         # Version 2 has a single hierarchy, whose entry names no controllers.
         version = 1 if controllers else 2
@@ -75,9 +75,9 @@ def _memory_groups(own: Path, groups: Path) -> Iterator[tuple[Path, int]]:
             continue
         root = groups / "memory" if controllers else groups
         folder = root / path.lstrip("/")
-        for place in (folder, *folder.parents):
-            if place.is_relative_to(root):
-                yield place, version
+        for ancestor in (folder, *folder.parents):
+            if ancestor.is_relative_to(root):
+                yield ancestor, version
 
 
 def _number(path: Path) -> int | None:

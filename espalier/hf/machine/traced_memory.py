@@ -38,11 +38,11 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and count the tensors that it returns."""
-        made = func(*args, **(kwargs or {}))
-        for one in tree_leaves(made):
-            if isinstance(one, Tensor):
-                self.note(one)
-        return made
+        outputs = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(outputs):
+            if isinstance(leaf, Tensor):
+                self.note(leaf)
+        return outputs
 
     def note(self, tensor: Tensor) -> None:
         """Count a tensor from now on until its storage is freed."""
@@ -88,9 +88,9 @@ def traced(module: Any, dtype: torch.dtype) -> Iterator[LiveBytes]:
     for parameter in module.parameters():
         if parameter.is_floating_point() and not parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
-    for part in module.modules():
-        if isinstance(getattr(part, "gate_up_proj", None), nn.Parameter):
-            part.forward = partial(_first_expert, part)
+    for submodule in module.modules():
+        if isinstance(getattr(submodule, "gate_up_proj", None), nn.Parameter):
+            submodule.forward = partial(_first_expert, submodule)
     with FakeTensorMode(allow_non_fake_inputs=True):
         module.to_empty(device="cpu")
         with LiveBytes([*module.parameters(), *module.buffers()]) as live:

@@ -132,7 +132,7 @@ class QuantisedCheckpoint(Checkpoint):
         self.files = files
         """Tensors as they are stored."""
         self.double_quantisation = double_quantisation
-        of = {
+        matrix_names = {
             name: name.removesuffix(f".{part}")
             for name in files.tensors
             for part in PARTS
@@ -145,7 +145,7 @@ class QuantisedCheckpoint(Checkpoint):
             if stored.dtype == "U8" and name.endswith(".weight")
         ]
         self.matrices: dict[str, QuantisationState] = {
-            name: self._state_of(name) for name in sorted({*of.values(), *packed})
+            name: self._state_of(name) for name in sorted({*matrix_names.values(), *packed})
         }
         """Quantisation state of each NF4 matrix, by name."""
         if not self.matrices:
@@ -161,7 +161,7 @@ class QuantisedCheckpoint(Checkpoint):
                 else stored
             )
             for name, stored in files.tensors.items()
-            if name not in of
+            if name not in matrix_names
         }
         self._right_tables: set[str] = set()
 
@@ -191,12 +191,12 @@ class QuantisedCheckpoint(Checkpoint):
                 )
         return parsed
 
-    def _wrong(self, name: str, what: str) -> EspalierError:
+    def _wrong(self, name: str, problem: str) -> EspalierError:
         """Return the error for a tensor that belongs to a matrix in NF4."""
         stored = self.files.tensors.get(name)
-        where = stored.shard if stored else self.directory
+        path = stored.shard if stored else self.directory
         return InputError(
-            f"{where}: tensor {name} of a matrix in NF4 {what}; copy the model again, or name the"
+            f"{path}: tensor {name} of a matrix in NF4 {problem}; copy the model again, or name the"
             " model before quantisation"
         )
 
@@ -205,8 +205,10 @@ class QuantisedCheckpoint(Checkpoint):
         from espalier.hf.nf4.matrices import Nf4Matrix
 
         shape = self.matrices[name].shape
-        whole = self._blocks(name, 0, math.prod(shape) // BLOCK)
-        return Nf4Matrix(shape, **{part: own.to(device) for part, own in whole.tensors.items()})
+        blocks = self._blocks(name, 0, math.prod(shape) // BLOCK)
+        return Nf4Matrix(
+            shape, **{part: tensor.to(device) for part, tensor in blocks.tensors.items()}
+        )
 
     def read_into(self, name: str, room: "Tensor") -> "Tensor":
         """Read one tensor into ``room`` and return it.
@@ -237,10 +239,10 @@ class QuantisedCheckpoint(Checkpoint):
     def _fill_with(self, name: str, room: "Tensor", first: int) -> "Tensor":
         """Fill memory with the weights of a matrix, starting at index ``first``."""
         flat = room.view(-1)
-        at = 0
+        start = 0
         for values in self._values(name, first, first + room.numel()):
-            flat[at : at + len(values)] = values
-            at += len(values)
+            flat[start : start + len(values)] = values
+            start += len(values)
         return room
 
     def _values(self, name: str, first: int, last: int) -> Iterator["Tensor"]:
@@ -253,9 +255,9 @@ class QuantisedCheckpoint(Checkpoint):
         for start in range(first, last, STRETCH):
             stop = min(last, start + STRETCH)
             # Blocks that share a second-level scale must be read together from the first one on.
-            begin = start // UNIT * UNIT
-            stretch = self._blocks(name, begin // BLOCK, stop // BLOCK)
-            yield dequantised(stretch, self._tables).view(-1)[start - begin :]
+            unit_start = start // UNIT * UNIT
+            stretch = self._blocks(name, unit_start // BLOCK, stop // BLOCK)
+            yield dequantised(stretch, self._tables).view(-1)[start - unit_start :]
 
     def _blocks(self, name: str, first: int, last: int) -> "Nf4Matrix":
         """Return the blocks from ``first`` to ``last`` (exclusive) as a matrix, one per row.

@@ -97,12 +97,12 @@ def quantised_config(model: OpenedModel, double_quantisation: bool = True) -> di
 
 def _compute_dtype(model: OpenedModel) -> str:
     """Return the name of the torch dtype of the hidden states and of all weights outside NF4."""
-    named = str(model.configured("dtype")).removeprefix("torch.")
-    if named in STORED_DTYPES:
-        return named
+    dtype = str(model.configured("dtype")).removeprefix("torch.")
+    if dtype in STORED_DTYPES:
+        return dtype
     # A configuration that names no dtype: that of the files.
     stored = model.plan.blocks[0].linears[0].dtype
-    return next((name for name, own in STORED_DTYPES.items() if own == stored), "float32")
+    return next((name for name, code in STORED_DTYPES.items() if code == stored), "float32")
 
 
 def _other_linears(model: OpenedModel) -> list[str]:

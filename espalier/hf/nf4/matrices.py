@@ -57,7 +57,7 @@ class Nf4Matrix:
     def tensors(self) -> dict[str, Tensor]:
         """Tensors to store, by name."""
         names = ("packed", "absmax", "nested_absmax", "offset")
-        return {name: own for name in names if (own := getattr(self, name)) is not None}
+        return {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
 
 
 def silence_bitsandbytes() -> None:

@@ -48,24 +48,26 @@ def require_finite_weights(
     """
     names = model.new_skeleton(num_labels).state_dict()
     # Tensors that the files hold in addition have no influence.
-    used = {model.stored_name(name) for name in names}
+    used_names = {model.stored_name(name) for name in names}
     for name, largest in model.magnitudes.items():
         # The scales of an NF4 matrix have the name of the matrix with a suffix.
-        if name not in used and name.rpartition(".")[0] not in used:
+        if name not in used_names and name.rpartition(".")[0] not in used_names:
             continue
         where = f"{model.stored.tensors[name].shard}: tensor {name}"
         if not math.isfinite(largest):
-            what = "NaN (not a number)" if math.isnan(largest) else "an infinite number"
+            value = "NaN (not a number)" if math.isnan(largest) else "an infinite number"
             raise InputError(
-                f"{where} contains {what}, so no result can be computed; name a model without"
+                f"{where} contains {value}, so no result can be computed; name a model without"
                 " such values"
             )
         # A weight that is finite in the files may overflow in the compute dtype.
         if _overflows(largest, computing.dtype):
-            wider = [repr(own) for own, dtype in DTYPES.items() if not _overflows(largest, dtype)]
+            wider_dtypes = [
+                repr(key) for key, dtype in DTYPES.items() if not _overflows(largest, dtype)
+            ]
             remedy = (
-                f"set dtype to {' or '.join(wider)}"
-                if wider
+                f"set dtype to {' or '.join(wider_dtypes)}"
+                if wider_dtypes
                 else "no supported dtype can represent them: name another model"
             )
             raise InputError(
@@ -187,7 +189,7 @@ def require_same_encoder(model: OpenedModel, computing: Computing, num_labels: i
     hidden states differ or are not finite.
     """
     tokens = a_few_tokens(model).to(computing.device)
-    own = load_whole(model, computing, "float32", num_labels=num_labels)
+    loaded = load_whole(model, computing, "float32", num_labels=num_labels)
     plain, loading = load_plain(
         model, torch.float32, torch.device("cpu"), num_labels, in_memory=True
     )
@@ -199,8 +201,8 @@ def require_same_encoder(model: OpenedModel, computing: Computing, num_labels: i
     _require_same_tensors(model, loading)
     base = model.family.base
     states, plain_states = (
-        getattr(whole.to(computing.device).eval(), base)(input_ids=tokens).last_hidden_state
-        for whole in (own, plain)
+        getattr(encoder.to(computing.device).eval(), base)(input_ids=tokens).last_hidden_state
+        for encoder in (loaded, plain)
     )
     difference = relative_difference([states], [plain_states])
     if not difference <= tolerance(torch.float32):

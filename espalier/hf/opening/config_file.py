@@ -35,5 +35,5 @@ def explained(where: str) -> Iterator[None]:
         raise
     # A panic in a Rust library is not an Exception.
     except BaseException as error:
-        why = f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST_REASON]}"
-        raise InputError(f"{where}: transformers cannot build this model: {why}") from error
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST_REASON]}"
+        raise InputError(f"{where}: transformers cannot build this model: {reason}") from error

@@ -54,22 +54,22 @@ def load_plain(
     # Warnings of the libraries are replaced by checks here.
     with _quiet():
         if in_memory or isinstance(model.checkpoint, QuantisedCheckpoint):
-            whole, loading = _from_pretrained(model, num_labels, dtype=dtype)
-            return whole.to(device).eval(), loading
+            hf_model, loading = _from_pretrained(model, num_labels, dtype=dtype)
+            return hf_model.to(device).eval(), loading
         return _on_disk(model, dtype, device, num_labels)
 
 
 def _from_pretrained(model: OpenedModel, num_labels: int | None, **options: Any) -> Any:
     import transformers
 
-    known = {"local_files_only": True, "trust_remote_code": False}
+    safe_options = {"local_files_only": True, "trust_remote_code": False}
     labels = {} if num_labels is None else {"num_labels": num_labels}
     config = load_config(model.directory, **labels)
     # ``config.json`` may name code that transformers would download and run.
     forget_named_code(config)
     auto_class = getattr(transformers, model.family.auto_class)
     return auto_class.from_pretrained(
-        model.directory, config=config, output_loading_info=True, **known, **options
+        model.directory, config=config, output_loading_info=True, **safe_options, **options
     )
 
 
@@ -92,51 +92,51 @@ def _on_disk(
     if model.family.experts:
         # transformers writes the stacked experts of a block to files of its own.
         options["offload_folder"] = mkdtemp(prefix="espalier-experts-")
-    whole, loading = _from_pretrained(model, num_labels, **options)
+    hf_model, loading = _from_pretrained(model, num_labels, **options)
     if model.family.experts:
-        finalize(whole, shutil.rmtree, options["offload_folder"], ignore_errors=True)
+        finalize(hf_model, shutil.rmtree, options["offload_folder"], ignore_errors=True)
     # The hooks hold the map of weights, so it is read before they are removed.
-    weights = _weights_of(whole)
-    _unhook(whole)
-    for parameter in whole.parameters():
+    weights = _weights_of(hf_model)
+    _unhook(hf_model)
+    for parameter in hf_model.parameters():
         parameter.requires_grad_(False)
         if parameter.is_floating_point():
             # Weights on disk are meta tensors here, of which only the dtype changes.
             parameter.data = parameter.data.to(dtype)
-    read_when_used(whole, weights, device, kept)
-    return whole.eval(), loading
+    read_when_used(hf_model, weights, device, kept)
+    return hf_model.eval(), loading
 
 
-def _with_tensors(whole: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def _with_tensors(hf_model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the path and module of each module that has parameters or buffers of its own."""
-    for path, module in whole.named_modules():
+    for path, module in hf_model.named_modules():
         if any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
             yield path, module
 
 
-def _weights_of(whole: nn.Module) -> Weights:
+def _weights_of(hf_model: nn.Module) -> Weights:
     """Return the tensors in the files by parameter name, as transformers mapped them."""
-    hooks = (getattr(module, "_hf_hook", None) for module in whole.modules())
+    hooks = (getattr(module, "_hf_hook", None) for module in hf_model.modules())
     maps = (getattr(hook, "weights_map", None) for hook in hooks)
     dataset = next(weights for weights in maps if weights is not None).dataset
     # The map's dtype would convert tensors that differ from the model's first one.
-    for place in dataset.index.values():
-        if "safetensors_file" in place:
+    for entry in dataset.index.values():
+        if "safetensors_file" in entry:
             # Otherwise a float32 norm in a model of bfloat16 matrices would be rounded.
-            place.pop("dtype", None)
+            entry.pop("dtype", None)
     # mypy takes an unknown attribute of a module for a Tensor.
-    ties: dict[str, str] = getattr(whole, "all_tied_weights_keys")  # noqa: B009
+    ties: dict[str, str] = getattr(hf_model, "all_tied_weights_keys")  # noqa: B009
     for pair in ties.items():
         # In both directions: either of a pair may be in the files.
-        for name, other in (pair, reversed(pair)):
+        for name, partner in (pair, reversed(pair)):
             # The files hold only one tensor of a tied pair.
-            if name not in dataset.index and other in dataset.index:
-                dataset.index[name] = {"weight_name": other, **dataset.index[other]}
+            if name not in dataset.index and partner in dataset.index:
+                dataset.index[name] = {"weight_name": partner, **dataset.index[partner]}
     weights: Weights = dataset.__getitem__
     return weights
 
 
-def _unhook(whole: nn.Module) -> None:
+def _unhook(hf_model: nn.Module) -> None:
     """Remove accelerate's hooks, which would compute on the CPU, and its device map.
 
     peft would read the device map to find out whether weights are offloaded.
@@ -144,8 +144,8 @@ def _unhook(whole: nn.Module) -> None:
     # accelerate's hooks are replaced by those of ``read_when_used``.
     from accelerate.hooks import remove_hook_from_submodules
 
-    remove_hook_from_submodules(whole)
-    del whole.hf_device_map
+    remove_hook_from_submodules(hf_model)
+    del hf_model.hf_device_map
 
 
 def read_when_used(
@@ -203,12 +203,12 @@ def _quiet() -> Iterator[None]:
     from transformers.utils import logging as transformers_logging
 
     accelerate = logging.getLogger("accelerate.big_modeling")
-    before = (transformers_logging.get_verbosity(), accelerate.level)
+    saved_levels = (transformers_logging.get_verbosity(), accelerate.level)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     accelerate.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        transformers_logging.set_verbosity(before[0])
-        accelerate.setLevel(before[1])
+        transformers_logging.set_verbosity(saved_levels[0])
+        accelerate.setLevel(saved_levels[1])

@@ -65,10 +65,10 @@ def public_name(directory: Path, config: Mapping[str, Any]) -> str:
     cached = "/".join(directory.parent.parent.name.split("--")[1:])
     if commit_of(directory) and re.fullmatch(ON_THE_HUB, cached):
         return cached
-    named = str(config.get("_name_or_path"))
+    name = str(config.get("_name_or_path"))
     # A tuned model often names its base here, so the name of the directory must agree.
-    if re.fullmatch(ON_THE_HUB, named) and named.split("/")[-1] == directory.name:
-        return named
+    if re.fullmatch(ON_THE_HUB, name) and name.split("/")[-1] == directory.name:
+        return name
     return directory.name
 
 

@@ -206,13 +206,15 @@ class OpenedModel:
             )
 
     def _cut_out(
-        self, cut: Structure, given: "Mapping[str, Tensor]", scales: "Mapping[str, Tensor]"
+        self, cut: Structure, new_tensors: "Mapping[str, Tensor]", scales: "Mapping[str, Tensor]"
     ) -> None:
         self._require_unsliced()
         plan = self.plan
         self.plan = structured_plan(self.plan, cut)
         self.cut = cut
-        self.checkpoint = CutCheckpoint(self.checkpoint, self.family, plan, cut, given, scales)
+        self.checkpoint = CutCheckpoint(
+            self.checkpoint, self.family, plan, cut, new_tensors, scales
+        )
         # A cut of a pruned model, too, is described relative to the original one.
         self.structure = cut if self.structure is None else cut.of(self.structure)
         if self.structure.cuts_residual and not self.family.residual_prunable:
@@ -244,7 +246,7 @@ class OpenedModel:
         if family.kind == "encoder":
             # Files of an encoder may also hold heads for other tasks.
             prefixes = (f"{family.embeddings}.", f"{family.blocks}.")
-            parts = tuple(name for part in prefixes for name in family.file_names(part))
+            parts = tuple(name for prefix in prefixes for name in family.file_names(prefix))
         counted = (
             stored for name, stored in self.checkpoint.tensors.items() if name.startswith(parts)
         )
@@ -284,9 +286,14 @@ class OpenedModel:
     def _first_of(self, key: str) -> int:
         """Return a number of the first block, which may differ from that of the model."""
         overrides = self.config.get(PER_LAYER)
-        for index, own in overrides.items() if isinstance(overrides, dict) else ():
-            if isinstance(own, dict) and str(index).isdecimal() and int(index) == 0 and key in own:
-                return self._positive(own, key)
+        for index, override in overrides.items() if isinstance(overrides, dict) else ():
+            if (
+                isinstance(override, dict)
+                and str(index).isdecimal()
+                and int(index) == 0
+                and key in override
+            ):
+                return self._positive(override, key)
         return self._count_of(key)
 
     def _count_of(self, key: str) -> int:
@@ -309,14 +316,18 @@ class OpenedModel:
         for prefix in self.family.file_names(f"{self.family.blocks}.{index}."):
             for name, stored in self.checkpoint.tensors.items():
                 # Biases of linears count as parts of them, norms by canonical name.
-                of, _, kind = name.removeprefix(prefix).rpartition(".")
-                if name.startswith(prefix) and of not in linears:
-                    yield f"{norms.get(of, of)}.{kind}", stored.shape
+                module, _, kind = name.removeprefix(prefix).rpartition(".")
+                if name.startswith(prefix) and module not in linears:
+                    yield f"{norms.get(module, module)}.{kind}", stored.shape
 
     def stored_name(self, name: str) -> str | None:
         """Return the name of a model's tensor in the files; None if they do not hold it."""
         return next(
-            (found for found in self.family.file_names(name) if found in self.checkpoint.tensors),
+            (
+                file_name
+                for file_name in self.family.file_names(name)
+                if file_name in self.checkpoint.tensors
+            ),
             None,
         )
 

@@ -105,7 +105,7 @@ FAMILIES: tuple[tuple[Any, Any, Any], ...] = (
 
 def _class_of(config: Any, layer: Any, model: Any) -> Any:
     """Return the model class of a family, with its configuration class ``config_class``."""
-    own_config = type(
+    config_class = type(
         f"Sliced{config.__name__}",
         (config,),
         {
@@ -120,7 +120,7 @@ def _class_of(config: Any, layer: Any, model: Any) -> Any:
     name = f"Sliced{layer.__name__.removesuffix('DecoderLayer')}Block"
     members = {
         "__module__": __name__,
-        "config_class": own_config,
+        "config_class": config_class,
         "block": type(name, (_SlicedBlock, layer), {"__module__": __name__}),
         "_no_split_modules": [name],
     }

@@ -60,26 +60,29 @@ class RotatedCheckpoint(Checkpoint):
         # Embedding and head first: an untied head may replace a tied one.
         self._add_outer(tied)
         for name in list(self._files.tensors):
-            if (found := self._family.block_of(name)) is not None:
-                self._add_of_block(name, found[1], found[2])
+            if (split_name := self._family.block_of(name)) is not None:
+                self._add_of_block(name, split_name[1], split_name[2])
             elif name not in self.tensors:
                 self._copy(name)
         # New matrices of the residual connections.
         for block in base.plan.blocks:
             like = block.linear("attn.o").parameter
             for step, name in enumerate(SHORTCUTS):
-                made = partial(self._shortcut, 2 * block.index + step)
+                compute = partial(self._shortcut, 2 * block.index + step)
                 self._add(
-                    f"{self._family.blocks}.{block.index}.{name}.weight", like, (width, width), made
+                    f"{self._family.blocks}.{block.index}.{name}.weight",
+                    like,
+                    (width, width),
+                    compute,
                 )
 
     def _add(
-        self, name: str, like: str, shape: tuple[int, ...], made: Callable[[], Tensor]
+        self, name: str, like: str, shape: tuple[int, ...], compute: Callable[[], Tensor]
     ) -> None:
         """Add a tensor with the shard and dtype of one of the base's tensors."""
         stored = self._files.tensors[like]
         self.tensors[name] = StoredTensor(stored.dtype, shape, stored.shard)
-        self._made[name] = made
+        self._made[name] = compute
 
     def _copy(self, name: str) -> None:
         """Add a tensor as the base has it; if no module reads it, it may hold anything."""
@@ -94,30 +97,30 @@ class RotatedCheckpoint(Checkpoint):
         embedding = f"{family.embeddings}.weight"
         head = f"{family.head}.weight"
         norm = f"{family.final_norm}.weight"
-        for name, source, place, behind in (
+        for name, source, place, merged_norm in (
             (embedding, embedding, 0, None),
             (head, embedding if tied else head, last, norm),
         ):
             # Both have the vocabulary as rows.
             shape = (self._files.tensors[source].shape[0], self._width)
-            self._add(name, source, shape, partial(self._reader, source, place, behind))
+            self._add(name, source, shape, partial(self._reader, source, place, merged_norm))
         # The scale of the final norm is merged into the head.
         self._add(norm, norm, (self._width,), partial(torch.ones, self._width))
 
     def _add_of_block(self, name: str, index: int, path: str) -> None:
         shape = self._files.tensors[name].shape
-        of, _, kind = path.rpartition(".")
-        canonical = self._names.get(of, "")
+        module, _, kind = path.rpartition(".")
+        canonical = self._names.get(module, "")
         if canonical in READ_BEHIND and kind == "weight":
             # Matrices that read the stream: columns in the basis of the norm before.
             place = 2 * index + PLACES[READ_BEHIND[canonical]]
             norm = self._family.parameter_path(f"{READ_BEHIND[canonical]}.weight", index)
-            made = partial(self._reader, name, place, norm)
-            self._add(name, name, (shape[0], self._width), made)
+            compute = partial(self._reader, name, place, norm)
+            self._add(name, name, (shape[0], self._width), compute)
         elif canonical in ("attn.o", "mlp.down"):
             # Matrices and biases that write to it: rows in the basis of the next reader.
-            made = partial(self._writer, name, 2 * index + PLACES[canonical])
-            self._add(name, name, (self._width, *shape[1:]), made)
+            compute = partial(self._writer, name, 2 * index + PLACES[canonical])
+            self._add(name, name, (self._width, *shape[1:]), compute)
         elif canonical in PLACES:
             # The scale of a norm is merged into the matrices that read its output.
             self._add(name, name, (self._width,), partial(torch.ones, self._width))
@@ -145,10 +148,10 @@ class RotatedCheckpoint(Checkpoint):
     def read_into(self, name: str, room: Tensor) -> Tensor:
         """Compute one tensor into ``room`` and return it."""
         # Computed in float64 and rounded once, to the dtype of the files.
-        made = room.copy_(self._made[name]())
+        tensor = room.copy_(self._made[name]())
         if name not in self._copied:
-            require_finite(name, made)
-        return made
+            require_finite(name, tensor)
+        return tensor
 
     def read_rows(self, name: str, first: int, last: int) -> Tensor:
         """Return rows of one tensor, which is computed completely."""

@@ -35,8 +35,10 @@ class SignalMoments(InputObserver[Tensor]):
     def _see(self, name: str, inputs: Tensor) -> None:
         """Add the signals of an input of shape (batch, sequence_length, hidden_size)."""
         # Over all tokens of a batch at once.
-        added = second_moments(normalised(inputs.flatten(0, -2), self._epsilon))
-        self._moments[name] = self._moments[name].add_(added) if name in self._moments else added
+        moments = second_moments(normalised(inputs.flatten(0, -2), self._epsilon))
+        self._moments[name] = (
+            self._moments[name].add_(moments) if name in self._moments else moments
+        )
 
     def found(self) -> dict[str, Tensor]:
         """Return the sums by canonical name of the norm, (hidden_size, hidden_size) each."""

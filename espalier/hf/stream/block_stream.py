@@ -164,12 +164,12 @@ class Activations:
 
     def of_samples(self, numbers: Sequence[int]) -> Tensor:
         """Return the hidden states of some samples: (samples, sequence_length, hidden_size)."""
-        at_once = samples_per_batch(self.input_ids[0].shape[1])
+        batch_size = samples_per_batch(self.input_ids[0].shape[1])
         rows = list[Tensor]()
         # Hidden states on disk are read one whole batch at a time.
-        for place, own in groupby(numbers, key=lambda number: number // at_once):
-            batch = self.hidden[place]
-            rows += [batch[number % at_once] for number in own]
+        for batch_index, batch_numbers in groupby(numbers, key=lambda number: number // batch_size):
+            batch = self.hidden[batch_index]
+            rows += [batch[number % batch_size] for number in batch_numbers]
         return torch.stack(rows)
 
     def call(self, index: int) -> Call:
@@ -257,9 +257,9 @@ class BlockStream:
                 first = self._relays[0].received
                 assert first is not None
                 hidden.append(first)
-                passed = [relay.call for relay in self._relays]
+                batch_calls = [relay.call for relay in self._relays]
                 # Most models pass equal arguments with every batch; they are stored once.
-                calls.append(calls[-1] if calls and _alike(calls[-1], passed) else passed)
+                calls.append(calls[-1] if calls and _alike(calls[-1], batch_calls) else batch_calls)
                 for relay in self._relays:
                     # Do not keep the batch in memory until the next one.
                     relay.received = None
@@ -346,12 +346,12 @@ class BlockStream:
     def _load(self, module: nn.Module, prefix: str, edits: Mapping[str, WeightEdit]) -> None:
         """Assign the checkpoint's values to a module; it may lack tied parameters."""
         values: dict[str, Tensor] = {}
-        for full in self._stored(module, prefix):
-            name = full.removeprefix(prefix)
+        for full_name in self._stored(module, prefix):
+            name = full_name.removeprefix(prefix)
             value = (
-                self._ahead.take(full)
+                self._ahead.take(full_name)
                 if self._ahead is not None
-                else self.model.checkpoint.read(full)
+                else self.model.checkpoint.read(full_name)
             )
             value = edits[name](value) if name in edits else value
             # The cast happens on the device, because the transfer is smaller in the stored dtype.
@@ -372,12 +372,12 @@ class BlockStream:
         """Raise InputError if the files lack a tensor of a module or hold it in another shape."""
         stored = self.model.checkpoint.tensors
         tied = set(getattr(self._skeleton, "all_tied_weights_keys", {}) or {})
-        for name, wanted in module.state_dict().items():
-            if (found := stored.get(prefix + name)) is None:
+        for name, parameter in module.state_dict().items():
+            if (stored_tensor := stored.get(prefix + name)) is None:
                 if prefix + name not in tied:
                     raise missing_tensor(self.model, prefix + name)
-            elif found.shape != tuple(wanted.shape):
-                raise wrong_shape(self.model, prefix + name, tuple(wanted.shape))
+            elif stored_tensor.shape != tuple(parameter.shape):
+                raise wrong_shape(self.model, prefix + name, tuple(parameter.shape))
 
 
 def _wrong_size(what: str) -> InputError:
@@ -407,26 +407,28 @@ def samples_per_batch(tokens: int) -> int:
     return max(1, TOKENS_PER_BATCH // tokens)
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _alike(a: Any, b: Any) -> bool:
     """Return whether two arguments are equal; tensors are compared by value."""
-    if isinstance(one, Tensor):
-        same = isinstance(other, Tensor) and one.shape == other.shape and one.dtype == other.dtype
-        return same and torch.equal(one, other)
-    if type(one) is not type(other):
+    if isinstance(a, Tensor):
+        same = isinstance(b, Tensor) and a.shape == b.shape and a.dtype == b.dtype
+        return same and torch.equal(a, b)
+    if type(a) is not type(b):
         return False
     # Containers may hold tensors, which ``==`` would compare element by element.
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    return one is other or (isinstance(one, (bool, int, float, str)) and one == other)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_alike(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(_alike, a, b))
+    return a is b or (isinstance(a, (bool, int, float, str)) and a == b)
 
 
 def drop_weights(module: nn.Module) -> None:
     """Move all parameters to the meta device, which frees their memory; buffers stay."""
-    for part in module.modules():
-        for name, parameter in part.named_parameters(recurse=False):
-            setattr(part, name, nn.Parameter(parameter.detach().to("meta"), requires_grad=False))
+    for submodule in module.modules():
+        for name, parameter in submodule.named_parameters(recurse=False):
+            setattr(
+                submodule, name, nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
+            )
 
 
 @torch.no_grad()

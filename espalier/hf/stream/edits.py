@@ -62,11 +62,13 @@ def _mask(prune_mask: Tensor, factor: Tensor | None, weight: Tensor) -> Tensor:
 
 def replaced(weights: BlockTensors) -> Edits:
     """Return edits that replace dense weights by other weights, cast to the dense dtype."""
-    return lambda index: {name: partial(_cast, other) for name, other in weights(index).items()}
+    return lambda index: {
+        name: partial(_cast, new_weight) for name, new_weight in weights(index).items()
+    }
 
 
-def _cast(other: Tensor, weight: Tensor) -> Tensor:
-    return other.to(weight.dtype)
+def _cast(new_weight: Tensor, weight: Tensor) -> Tensor:
+    return new_weight.to(weight.dtype)
 
 
 def edits_from(functions: BlobEdits, blobs: Mapping[str, bytes], run: RunSettings) -> Edits:

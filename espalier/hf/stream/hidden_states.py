@@ -69,28 +69,28 @@ class OnDisk(HiddenStates):
 
     def __getitem__(self, index: int) -> Tensor:
         batch = torch.empty(self._shapes[index], dtype=self._like.dtype)
-        waiting = memory_of(batch)
-        place = self._place(index)
-        while waiting:
+        remaining = memory_of(batch)
+        offset = self._place(index)
+        while remaining:
             # One call may read less than requested.
-            read = os.preadv(self._file.fileno(), [waiting], place)
-            if not read:
+            num_read = os.preadv(self._file.fileno(), [remaining], offset)
+            if not num_read:
                 raise InputError(
                     f"{self.folder}: the file of the hidden states is too short; send the message"
                     " again"
                 )
-            waiting = waiting[read:]
-            place = place + read
+            remaining = remaining[num_read:]
+            offset = offset + num_read
         return batch.to(self._like.device)
 
     def __setitem__(self, index: int, batch: Tensor) -> None:
-        waiting = memory_of(batch.cpu())
-        place = self._place(index)
+        remaining = memory_of(batch.cpu())
+        offset = self._place(index)
         with self._refusals_explained():
-            while waiting:
-                written = os.pwrite(self._file.fileno(), waiting, place)
-                waiting = waiting[written:]
-                place = place + written
+            while remaining:
+                num_written = os.pwrite(self._file.fileno(), remaining, offset)
+                remaining = remaining[num_written:]
+                offset = offset + num_written
 
     def _place(self, index: int) -> int:
         # All batches but the last have the size of the first.

@@ -115,14 +115,14 @@ class InputGrams(InputObserver[Factor]):
 
     def _see(self, name: str, inputs: Tensor) -> None:
         # Identity, not equality: the same tensor is passed to several linears.
-        shares = self._last is not None and inputs is self._last[0]
-        leader = self._last[1] if self._last is not None and shares else name
+        is_shared = self._last is not None and inputs is self._last[0]
+        leader = self._last[1] if self._last is not None and is_shared else name
         # Otherwise one Gram matrix would be missing inputs.
         if self._leader.setdefault(name, leader) != leader:
             raise RuntimeError(
                 f"{name} shares its input with {leader} in one forward pass but not in another"
             )
-        if not shares:
+        if not is_shared:
             self._last = (inputs, name)
             # OPT flattens samples and tokens itself.
             tokens = inputs.flatten(0, -2).to(torch.float32)
@@ -134,9 +134,9 @@ class InputGrams(InputObserver[Factor]):
     def found(self) -> dict[str, Factor]:
         """Return the factor of each linear's Gram matrix by name, and free the matrices."""
         # SparseGPT's published code counts a dead channel as 1 in 2 / n * X^T X, so as n / 2 here.
-        dead = self.samples / 2 if self._damping_mean == "all" else None
+        dead_diagonal = self.samples / 2 if self._damping_mean == "all" else None
         factors = {
-            leader: factorise(self.grams.pop(leader), dead_diagonal=dead)
+            leader: factorise(self.grams.pop(leader), dead_diagonal=dead_diagonal)
             for leader in list(self.grams)
         }
         return {name: factors[self._leader[name]] for name in self._modules}

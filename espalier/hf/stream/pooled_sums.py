@@ -154,7 +154,10 @@ def masks_by_sums(
 def pooled(parties: Sequence[tuple[Sums, int]], job: PooledPruningSettings) -> dict[str, Tensor]:
     """Add the sums of several clients, with their numbers of tokens, in float64."""
     numbers = [counted(sums, tokens, job)[0] for sums, tokens in parties]
-    return {name: sum(own[name] for own in numbers[1:]) + numbers[0][name] for name in numbers[0]}
+    return {
+        name: sum(party_sums[name] for party_sums in numbers[1:]) + numbers[0][name]
+        for name in numbers[0]
+    }
 
 
 @torch.no_grad()

@@ -67,18 +67,20 @@ class RecordSquares(InputObserver[Tensor]):
         rows = slice(self._rows[name], self._rows[name] + len(tokens))
         self._rows[name] = rows.stop
         # Padding counts as zero.
-        counted = torch.arange(self._padded_to)[None] < self._lengths[rows, None]
-        squares = torch.einsum("rtc,rt->rc", tokens.square(), counted.to(tokens)).cpu()
+        token_mask = torch.arange(self._padded_to)[None] < self._lengths[rows, None]
+        squares = torch.einsum("rtc,rt->rc", tokens.square(), token_mask.to(tokens)).cpu()
         # Sequences of a record follow each other, so a batch has few records.
-        records, place = torch.unique_consecutive(self._records[rows], return_inverse=True)
-        sums = squares.new_zeros(len(records), squares.shape[1]).index_add_(0, place, squares)
+        records, record_index = torch.unique_consecutive(self._records[rows], return_inverse=True)
+        sums = squares.new_zeros(len(records), squares.shape[1]).index_add_(
+            0, record_index, squares
+        )
         # The first record of this batch may have begun in the one before.
         if name in self._open:
-            record, begun = self._open.pop(name)
+            record, open_sum = self._open.pop(name)
             if record == int(records[0]):
-                sums[0] += begun
+                sums[0] += open_sum
             else:
-                self._close(name, begun[None])
+                self._close(name, open_sum[None])
         # The last record may continue.
         self._close(name, sums[:-1])
         self._open[name] = (int(records[-1]), sums[-1])
@@ -89,8 +91,8 @@ class RecordSquares(InputObserver[Tensor]):
 
     def found(self) -> dict[str, Tensor]:
         """Return the sums by canonical linear name."""
-        for name, (_, begun) in self._open.items():
-            self._close(name, begun[None])
+        for name, (_, open_sum) in self._open.items():
+            self._close(name, open_sum[None])
         self._open.clear()
         return self._sums
 
@@ -118,7 +120,7 @@ class PrivateSums:
         plan = self.stream.model.plan
         # One record changes M sums by 1 each, so the L2 sensitivity is sqrt(M).
         deviation = self.noise_multiplier * math.sqrt(num_inputs(plan))
-        of_records = torch.tensor(records)
+        record_ids = torch.tensor(records)
         activations = self.stream.start(samples) if len(samples) else None
         for block in report_each(plan.blocks, "watching block"):
             # Without records the noise alone is sent, so nothing shows that there were none.
@@ -130,7 +132,7 @@ class PrivateSums:
                     observer = RecordSquares(
                         {name: linears[name] for name in sums},
                         lengths=lengths,
-                        records=of_records,
+                        records=record_ids,
                         padded_to=samples.shape[1],
                     )
                     sums = observed_pass(activations, block.index, loaded, observer, keep=True)

@@ -89,16 +89,16 @@ def structured_config(
         "model_type": STRUCTURED + config["model_type"],
         **_per_layer(family, plan, structure),
     }
-    if rest := _structure_entry(family, plan, structure):
-        config[STRUCTURE] = rest
+    if entry := _structure_entry(family, plan, structure):
+        config[STRUCTURE] = entry
     return config
 
 
 def _without_widths(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration without widths of blocks, and for the classes of the family."""
     # Everything that describes the former cut.
-    own = (PER_LAYER, STRUCTURE, GLOBAL_ACCESS, "auto_map")
-    config = {key: value for key, value in document.items() if key not in own}
+    removed_keys = (PER_LAYER, STRUCTURE, GLOBAL_ACCESS, "auto_map")
+    config = {key: value for key, value in document.items() if key not in removed_keys}
     # The base may be a pruned model itself.
     if architectures := config.get("architectures"):
         config["architectures"] = [
@@ -118,14 +118,14 @@ def _per_layer(family: Family, plan: ModelPlan, structure: Structure) -> dict[st
     # As transformers pads indices, so that they sort as numbers.
     digits = len(str(len(sizes) - 1))
     overrides = dict[str, dict[str, int]]()
-    for index, own in enumerate(sizes):
-        widths = _widths(family, plan, own).items()
+    for index, block_sizes in enumerate(sizes):
+        widths = _widths(family, plan, block_sizes).items()
         if differing := {key: value for key, value in widths if uncut[key] != value}:
             overrides[str(index).zfill(digits)] = differing
     if not overrides:
         return {}
     config: dict[str, Any] = uncut | {PER_LAYER: overrides}
-    if any(family.query_heads_key in own for own in overrides.values()):
+    if any(family.query_heads_key in override for override in overrides.values()):
         config[GLOBAL_ACCESS] = True
         # Without such a key the heads share the width of the model among them.
         if family.kv_heads_key:
@@ -145,20 +145,20 @@ def _widths(family: Family, plan: ModelPlan, sizes: Sizes) -> dict[str, int]:
 
 def _structure_entry(family: Family, plan: ModelPlan, structure: Structure) -> dict[str, Any]:
     """Return the value of the key ``structure``: parts that transformers has no keys for."""
-    rest: dict[str, Any] = {}
+    entry: dict[str, Any] = {}
     # Without a key for key-value heads, the width of a head follows from the number of heads.
     if not family.kv_heads_key and _cuts_heads(plan, structure):
-        rest["head_dim"] = plan.head_dim
+        entry["head_dim"] = plan.head_dim
     if structure.added_biases:
-        rest["biases"] = list(structure.added_biases)
+        entry["biases"] = list(structure.added_biases)
     if structure.cuts_residual:
-        rest["residual_dimensions"] = [
+        entry["residual_dimensions"] = [
             {kind: as_ranges(block.kept(kind)) for kind in RESIDUAL_KINDS}
             for block in structure.blocks
         ]
         if structure.norm_of_read:
-            rest["norm_of_read"] = True
-    return rest
+            entry["norm_of_read"] = True
+    return entry
 
 
 def _cuts_heads(plan: ModelPlan, structure: Structure) -> bool:
@@ -210,9 +210,9 @@ def plain_config(
     document is a result of ``structured_config``; plan and structure are those given to it.
     """
     # Blocks that differ have no common configuration.
-    sizes, *others = {sizes_of(plan, block) for block in plan.blocks}
+    sizes, *other_sizes = {sizes_of(plan, block) for block in plan.blocks}
     config = _family_config(document, family, plan, structure)
-    if others or config is None:
+    if other_sizes or config is None:
         return None
     if _cuts_heads(plan, structure):
         heads = sizes.groups * plan.heads_per_group
@@ -225,9 +225,9 @@ def plain_config(
             return None
         config["head_dim"] = plan.head_dim
     # Only values that differ from the original's are written.
-    was = _widths(family, plan, structure.base[0])
+    dense_widths = _widths(family, plan, structure.base[0])
     widths = _widths(family, plan, sizes)
-    return config | {key: value for key, value in widths.items() if was[key] != value}
+    return config | {key: value for key, value in widths.items() if dense_widths[key] != value}
 
 
 def build_config(document: Mapping[str, Any]) -> "PretrainedConfig":
@@ -237,8 +237,8 @@ def build_config(document: Mapping[str, Any]) -> "PretrainedConfig":
     if has_own_code(document) and not kind.startswith(SLICED):
         from espalier.hf.structured.modeling_structured import CLASSES
 
-        own = {key: value for key, value in document.items() if key != "model_type"}
-        built: PretrainedConfig = _known(kind, CLASSES).config_class(**own)
+        values = {key: value for key, value in document.items() if key != "model_type"}
+        built: PretrainedConfig = _known(kind, CLASSES).config_class(**values)
         return built
     if kind.startswith(SLICED):
         import espalier.hf.sliced.modeling_sliced  # noqa: F401 - registers its classes
@@ -268,7 +268,7 @@ def load_config(directory: Path, **options: Any) -> "PretrainedConfig":
     """
     # The file decides; nothing in the directory is executed.
     document = read_config(directory / CONFIG)
-    known = {"local_files_only": True, **options}
+    load_options = {"local_files_only": True, **options}
     kind = str(document.get("model_type"))
     if has_own_code(document):
         build_config(document)
@@ -276,9 +276,9 @@ def load_config(directory: Path, **options: Any) -> "PretrainedConfig":
     if document.get(PER_LAYER) and not kind.startswith((STRUCTURED, SLICED)):
         from espalier.hf.structured.modeling_structured import CLASSES
 
-        own_class = _known(kind, CLASSES).config_class
-        loaded: PretrainedConfig = own_class.from_pretrained(directory, **known)
-        return loaded
+        config_class = _known(kind, CLASSES).config_class
+        config: PretrainedConfig = config_class.from_pretrained(directory, **load_options)
+        return config
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(directory, trust_remote_code=False, **known)
+    return AutoConfig.from_pretrained(directory, trust_remote_code=False, **load_options)

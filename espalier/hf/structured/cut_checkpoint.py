@@ -43,7 +43,10 @@ class Part:
         """Return the shape of the part of a tensor of shape ``whole``."""
         kept = (self.rows, self.columns)[: len(whole)]
         return (
-            *(side if own is None else len(own) for side, own in zip(whole, kept, strict=False)),
+            *(
+                side if indices is None else len(indices)
+                for side, indices in zip(whole, kept, strict=False)
+            ),
             *whole[2:],
         )
 
@@ -76,7 +79,9 @@ class CutCheckpoint(Checkpoint):
         # Which part of which tensor of the base each tensor is.
         self.parts = dict(_parts(family, plan, structure, base.tensors))
         """Part of the base by name of the tensor, also for tensors that are replaced."""
-        self.parts |= {name: replace(self.parts[name], scales=own) for name, own in scales.items()}
+        self.parts |= {
+            name: replace(self.parts[name], scales=scale) for name, scale in scales.items()
+        }
         self.given = dict(given)
         self.tensors: dict[str, StoredTensor] = {}
         for name, part in self.parts.items():
@@ -89,8 +94,8 @@ class CutCheckpoint(Checkpoint):
             dtype = SAFETENSORS_DTYPES[tensor.dtype]
             self.tensors[name] = StoredTensor(dtype, tuple(tensor.shape), shard)
         # Shards without a remaining tensor are left out.
-        used = {stored.shard for stored in self.tensors.values()}
-        self.shards = [shard for shard in base.shards if shard in used]
+        used_shards = {stored.shard for stored in self.tensors.values()}
+        self.shards = [shard for shard in base.shards if shard in used_shards]
 
     def read_into(self, name: str, room: "Tensor") -> "Tensor":
         """Read one tensor into ``room`` and return it; at most 16 MiB of the base are in memory."""
@@ -147,17 +152,19 @@ def _parts(
 ) -> Iterator[tuple[str, Part]]:
     """Yield the name in the pruned model and the part of each stored tensor that is kept."""
     # New index of each remaining block.
-    places = {block.source: (index, block) for index, block in enumerate(structure.blocks)}
+    blocks_by_source = {
+        block.source: (index, block) for index, block in enumerate(structure.blocks)
+    }
     linears = {path: name for name, path in family.linears.items()}
     for name in stored:
-        of_block = family.block_of(name)
-        if of_block is None:
+        split_name = family.block_of(name)
+        if split_name is None:
             yield name, Part(name)
             continue
-        prefix, source, path = of_block
-        if source not in places:
+        prefix, source, path = split_name
+        if source not in blocks_by_source:
             continue
-        index, block = places[source]
+        index, block = blocks_by_source[source]
         module, _, kind = path.rpartition(".")
         rows = columns = None
         if module in linears and kind in ("weight", "bias"):
@@ -173,11 +180,15 @@ def stretches(rows: Sequence[int], row_bytes: int) -> Iterator[Stretch]:
 
     A stretch has at most 16 MiB, unless one row is longer, and no gap of more than ``GAP`` bytes.
     """
-    most = max(1, CHUNK // max(1, row_bytes))
-    gap = GAP // max(1, row_bytes)
+    max_rows = max(1, CHUNK // max(1, row_bytes))
+    max_gap = GAP // max(1, row_bytes)
     start = 0
-    for at in range(1, len(rows) + 1):
+    for stop in range(1, len(rows) + 1):
         # A new stretch begins where skipping pays off, or where the stretch is large enough.
-        if at == len(rows) or rows[at] - rows[at - 1] - 1 > gap or rows[at] - rows[start] >= most:
-            yield rows[start], rows[at - 1] + 1, start, at
-            start = at
+        if (
+            stop == len(rows)
+            or rows[stop] - rows[stop - 1] - 1 > max_gap
+            or rows[stop] - rows[start] >= max_rows
+        ):
+            yield rows[start], rows[stop - 1] + 1, start, stop
+            start = stop

@@ -124,10 +124,10 @@ def require_writable(
 
 def require_form(model: OpenedModel, form: str) -> None:
     """Raise ``InputError``, with the key ``form``, if a pruned model cannot be written so."""
-    refused = {str(other): why for other, why in possible_forms(model).items()}
+    refused = {str(name): reason for name, reason in possible_forms(model).items()}
     if form in refused:
-        others = " or ".join(repr(other) for other in ("auto", *FORMS) if other not in refused)
-        raise InputError(f"pruning.form = '{form}': {refused[form]}; choose {others}")
+        allowed = " or ".join(repr(name) for name in ("auto", *FORMS) if name not in refused)
+        raise InputError(f"pruning.form = '{form}': {refused[form]}; choose {allowed}")
 
 
 def export_structured(
@@ -277,18 +277,18 @@ def _filled(model: OpenedModel, edits: Edits) -> Iterator[tuple[str, Tensor]]:
     """Yield tensors in the base's shapes, with zeros for everything that was cut."""
     cut = model.checkpoint
     base = OpenedModel(model.directory).checkpoint
-    own_names = dict[str, str]()
+    cut_names = dict[str, str]()
     if isinstance(cut, CutCheckpoint) and model.cut is not None:
         # The pruned model renumbers its blocks, so names are mapped back to the base.
-        own_names = {part.source: name for name, part in cut.parts.items()}
+        cut_names = {part.source: name for name, part in cut.parts.items()}
         for name in cut.given.keys() - cut.parts.keys():
             if block := model.family.block_of(name):
                 source = model.cut.blocks[block[1]].source
-                own_names[f"{block[0]}{source}.{block[2]}"] = name
+                cut_names[f"{block[0]}{source}.{block[2]}"] = name
     read = weight_reader(model, edits)
     for name, stored in _filled_specs(model).items():
-        if (own := own_names.get(name)) is not None:
-            yield name, _spread(model, own, read(own), stored.shape)
+        if (cut_name := cut_names.get(name)) is not None:
+            yield name, _spread(model, cut_name, read(cut_name), stored.shape)
         elif name in base.tensors and not (
             (block := model.family.block_of(name))
             and block[2].rpartition(".")[0] in model.family.linears.values()
@@ -308,6 +308,6 @@ def _spread(model: OpenedModel, name: str, value: Tensor, shape: tuple[int, ...]
     # Rows first, then columns.
     for side, kept in enumerate((part.rows, part.columns)[: value.dim()]):
         if kept is not None:
-            wide = value.new_zeros(*value.shape[:side], shape[side], *value.shape[side + 1 :])
-            value = wide.index_copy_(side, torch.tensor(kept), value)
+            padded = value.new_zeros(*value.shape[:side], shape[side], *value.shape[side + 1 :])
+            value = padded.index_copy_(side, torch.tensor(kept), value)
     return value

@@ -120,8 +120,8 @@ class NormReadDimensions(ReadDimensions):
         # Gemma has another name for it.
         epsilon = float(norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)
         # The norm has divided by the root mean square of all dimensions; correct its output.
-        seen = squares.index_select(-1, self.on(output.device)).mean(-1, keepdim=True)
-        factor = ((squares.mean(-1, keepdim=True) + epsilon) / (seen + epsilon)).sqrt()
+        mean_square = squares.index_select(-1, self.on(output.device)).mean(-1, keepdim=True)
+        factor = ((squares.mean(-1, keepdim=True) + epsilon) / (mean_square + epsilon)).sqrt()
         return (super().__call__(norm, inputs, output) * factor).to(output.dtype)
 
 
@@ -183,8 +183,8 @@ def keys_of(paths: dict[str, str]) -> tuple[str, str, str]:
 def overrides_of(config: Any) -> dict[int, dict[str, Any]]:
     """Return ``per_layer_config`` by index of the block."""
     # Releases before 5 do not know the key, and keep the text of the file.
-    given = config.to_dict().get("per_layer_config") or {}
-    return {int(index): dict(own) for index, own in given.items()}
+    entries = config.to_dict().get("per_layer_config") or {}
+    return {int(index): dict(override) for index, override in entries.items()}
 
 
 def widths_of(config: Any, paths: dict[str, str]) -> list[Widths]:
@@ -195,25 +195,25 @@ def widths_of(config: Any, paths: dict[str, str]) -> list[Widths]:
     ValueError
         ``per_layer_config`` has other keys than the widths of a block, or a block does not exist.
     """
-    whole = config.to_dict()
+    values = config.to_dict()
     keys = keys_of(paths)
     overrides = overrides_of(config)
-    for index, own in overrides.items():
-        if unknown := sorted(own.keys() - set(keys)):
+    for index, override in overrides.items():
+        if unknown_keys := sorted(override.keys() - set(keys)):
             raise ValueError(
-                f"per_layer_config: block {index} has {', '.join(unknown)}; this code reads only"
-                f" {', '.join(dict.fromkeys(keys))}"
+                f"per_layer_config: block {index} has {', '.join(unknown_keys)}; this code reads"
+                f" only {', '.join(dict.fromkeys(keys))}"
             )
         if not 0 <= index < config.num_hidden_layers:
             raise ValueError(f"per_layer_config: block {index} does not exist")
-    head_dim = (whole.get("structure") or {}).get("head_dim") or whole.get("head_dim")
-    head_dim = head_dim or whole["hidden_size"] // whole[keys[0]]
-    found = []
+    head_dim = (values.get("structure") or {}).get("head_dim") or values.get("head_dim")
+    head_dim = head_dim or values["hidden_size"] // values[keys[0]]
+    widths = []
     for index in range(config.num_hidden_layers):
-        own = whole | overrides.get(index, {})
-        heads, groups, channels = (own[key] for key in keys)
-        found.append(Widths(heads, groups or heads, head_dim, channels))
-    return found
+        block_values = values | overrides.get(index, {})
+        heads, groups, channels = (block_values[key] for key in keys)
+        widths.append(Widths(heads, groups or heads, head_dim, channels))
+    return widths
 
 
 def numbers(text: str) -> list[int]:
@@ -235,10 +235,10 @@ def narrow(
     and write the residual dimensions.
     """
     for index, block in enumerate(blocks):
-        own = widths[index]
-        key_rows = own.groups * own.head_dim
-        query_rows = own.heads * own.head_dim
-        channels = own.channels
+        block_widths = widths[index]
+        key_rows = block_widths.groups * block_widths.head_dim
+        query_rows = block_widths.heads * block_widths.head_dim
+        channels = block_widths.channels
         ranges = structure.get("residual_dimensions") or [{}] * len(blocks)
         dimensions = {name: numbers(text) for name, text in ranges[index].items()}
         reads = {part: len(dimensions.get(f"{part}_reads", range(width))) for part in RESIDUAL_OF}
@@ -255,35 +255,35 @@ def narrow(
         for name, path in paths.items():
             linear = block.get_submodule(path)
             bias = linear.bias is not None
-            wanted = bias or name in structure.get("biases", ())
-            if tuple(linear.weight.shape) != shapes[name] or bias != wanted:
+            needs_bias = bias or name in structure.get("biases", ())
+            if tuple(linear.weight.shape) != shapes[name] or bias != needs_bias:
                 rows, columns = shapes[name]
-                like = {"device": linear.weight.device, "dtype": linear.weight.dtype}
-                block.set_submodule(path, nn.Linear(columns, rows, wanted, **like))
+                factory_kwargs = {"device": linear.weight.device, "dtype": linear.weight.dtype}
+                block.set_submodule(path, nn.Linear(columns, rows, needs_bias, **factory_kwargs))
         query = paths.get("attn.q") or paths["attn.qkv"]
         attention = block.get_submodule(query.rpartition(".")[0])
         # The code of some families reads the number of heads from these attributes.
         for attribute in ("num_heads", "num_attention_heads"):
             if hasattr(attention, attribute):
-                setattr(attention, attribute, own.heads)
+                setattr(attention, attribute, block_widths.heads)
         for attribute, value in (
-            ("num_key_value_heads", own.groups),
-            ("num_key_value_groups", own.heads // own.groups),
+            ("num_key_value_heads", block_widths.groups),
+            ("num_key_value_groups", block_widths.heads // block_widths.groups),
         ):
             if hasattr(attention, attribute):
                 setattr(attention, attribute, value)
         if "attn.qkv" in paths:
             # Phi splits the fused matrix by the number of heads in the configuration.
-            attention.config = ConfigOfBlock(attention.config, own.heads)
+            attention.config = ConfigOfBlock(attention.config, block_widths.heads)
         if not dimensions:
             continue
-        everything = list(range(width))
+        all_dimensions = list(range(width))
         reading = NormReadDimensions if structure.get("norm_of_read") else ReadDimensions
-        of_gemma = hasattr(block, "pre_feedforward_layernorm")
-        for part, (norm, module) in (RESIDUAL_OF_GEMMA if of_gemma else RESIDUAL_OF).items():
-            if (read := dimensions[f"{part}_reads"]) != everything:
+        is_gemma = hasattr(block, "pre_feedforward_layernorm")
+        for part, (norm, module) in (RESIDUAL_OF_GEMMA if is_gemma else RESIDUAL_OF).items():
+            if (read := dimensions[f"{part}_reads"]) != all_dimensions:
                 block.get_submodule(norm).register_forward_hook(reading(read))
-            if (written := dimensions[f"{part}_writes"]) != everything:
+            if (written := dimensions[f"{part}_writes"]) != all_dimensions:
                 block.get_submodule(module).register_forward_hook(WriteDimensions(written, width))
 
 
@@ -337,16 +337,16 @@ def _class_of(config: Any, model: Any, paths: dict[str, str], blocks: str, prefi
 
     ``prefix`` is that of the names: ``Uneven`` or ``Structured``.
     """
-    of_config = {"__module__": __name__, "validate_architecture": _accept}
+    config_members = {"__module__": __name__, "validate_architecture": _accept}
     if prefix == "Structured":
-        of_config |= {
+        config_members |= {
             "__annotations__": {"structure": dict[str, Any] | None},
             "model_type": f"structured-{config.model_type}",
             "structure": None,
         }
     members = {
         "__module__": __name__,
-        "config_class": type(f"{prefix}{config.__name__}", (config,), of_config),
+        "config_class": type(f"{prefix}{config.__name__}", (config,), config_members),
         "paths": paths,
         "blocks": blocks,
     }

@@ -85,10 +85,10 @@ class ResidualGates:
         fixed = self.plan.num_parameters - self.total if scope == "model" else 0
         target = int((1 - ratio) * (self.total + fixed)) - fixed
         # At least one dimension of each gate must stay.
-        if target < (least := sum(self.costs.values())):
+        if target < (minimum := sum(self.costs.values())):
             raise InputError(
                 f"pruning.ratio = {ratio:g} (sft-p.ratio-of = '{scope}'): {max(target, 0)} weights of the blocks"
-                f" may stay, and {least} must, one residual dimension of each kind in each block;"
+                f" may stay, and {minimum} must, one residual dimension of each kind in each block;"
                 " lower it"
             )
         return target
@@ -113,14 +113,14 @@ class ResidualGates:
         """
         # Without a budget each gate decides for itself.
         if target is None:
-            opened = {}
+            selected = {}
             for gate in self.widths:
                 # Never empty: the most likely dimension stays.
                 logit = logits[gate].detach().cpu()
-                opened[gate] = (
+                selected[gate] = (
                     logit >= 0 if (logit >= 0).any() else torch.arange(len(logit)) == logit.argmax()
                 )
-            return opened
+            return selected
         # All gates compete for one budget.
         flat = torch.cat([logits[gate].detach().double().cpu() for gate in self.widths])
         sizes = torch.tensor(list(self.widths.values()))
@@ -180,10 +180,12 @@ class Routing:
         self._hooks = []
         for index in range(num_blocks):
             for kind in RESIDUAL_KINDS:
-                where, name = MODULES[kind]
-                path = f"{family.blocks}.{index}.{getattr(family, where)[name]}"
+                attribute, name = MODULES[kind]
+                path = f"{family.blocks}.{index}.{getattr(family, attribute)[name]}"
                 # A norm over what is read must be corrected, see ``_switch_norm``.
-                hook = self._switch_norm if norm == "read" and where == "norms" else self._switch
+                hook = (
+                    self._switch_norm if norm == "read" and attribute == "norms" else self._switch
+                )
                 self._hooks.append(
                     whole.get_submodule(path).register_forward_hook(partial(hook, (index, kind)))
                 )
@@ -205,16 +207,16 @@ class Routing:
         # Gemma has another name for it.
         epsilon = float(norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)
         # The norm has divided by the root mean square of all dimensions; correct its output.
-        seen = (squares * gates).sum(-1, keepdim=True) / gates.sum().clamp_min(1.0)
-        factor = ((squares.mean(-1, keepdim=True) + epsilon) / (seen + epsilon)).sqrt()
+        mean_square = (squares * gates).sum(-1, keepdim=True) / gates.sum().clamp_min(1.0)
+        factor = ((squares.mean(-1, keepdim=True) + epsilon) / (mean_square + epsilon)).sqrt()
         return (output * gates * factor).to(output.dtype)
 
     @contextmanager
     def by(self, gates: Gates) -> Iterator[None]:
         """Route by gates, (dimensions,) each, on the model's device, within this context."""
-        before = self.gates
+        previous = self.gates
         self.gates = gates
         try:
             yield
         finally:
-            self.gates = before
+            self.gates = previous

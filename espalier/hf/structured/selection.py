@@ -42,9 +42,9 @@ def in_sequence(groups: Groups, scores: Mapping[int, Mapping[str, Tensor]]) -> T
     Blocks without scores have zeros.
     """
     flat = torch.zeros(len(groups.costs), dtype=torch.float64)
-    for index, own in scores.items():
+    for index, block_scores in scores.items():
         for kind in GROUP_KINDS:
-            flat[groups.at(index, kind)] = own[kind].to("cpu", torch.float64)
+            flat[groups.at(index, kind)] = block_scores[kind].to("cpu", torch.float64)
     return flat
 
 
@@ -78,17 +78,17 @@ def lowest(
             # Pools alternate between the two kinds, so their parity is the kind.
             removed = searched(scores[span], costs[span], pools[span], pools[span] % 2, target)
         else:
-            before = None if gone is None else torch.from_numpy(gone[span])
-            removed = lowest_groups(scores[span], costs[span], pools[span], target, before)
+            already_cut = None if gone is None else torch.from_numpy(gone[span])
+            removed = lowest_groups(scores[span], costs[span], pools[span], target, already_cut)
         cut[span] = removed.numpy()
     for index in groups.blocks:
         channels = groups.at(index, "channels")
-        # A copy, because ``worth`` is changed below.
-        worth = scores[channels].numpy().copy()
+        # A copy, because ``importance`` is changed below.
+        importance = scores[channels].numpy().copy()
         if gone is not None:
             # Channels that were removed earlier must not come back to fill a multiple.
-            worth[gone[channels]] = -np.inf
-        _keep_a_multiple(cut[channels], worth, job.channel_multiple)
+            importance[gone[channels]] = -np.inf
+        _keep_a_multiple(cut[channels], importance, job.channel_multiple)
     return cut
 
 
@@ -98,16 +98,16 @@ def _keep_a_multiple(cut: NDArray[np.bool_], scores: NDArray, multiple: int) -> 
     The lowest of the remaining channels are removed. If too few remain, the highest removed ones
     come back.
     """
-    stay = len(cut) - int(cut.sum())
+    num_kept = len(cut) - int(cut.sum())
     # At least one multiple stays, or all channels if there are fewer.
-    remaining = max(stay // multiple * multiple, min(multiple, len(cut)))
+    remaining = max(num_kept // multiple * multiple, min(multiple, len(cut)))
     order = np.argsort(scores, kind="stable")
-    if remaining < stay:
+    if remaining < num_kept:
         # Remove the lowest that stay.
-        cut[order[~cut[order]][: stay - remaining]] = True
-    elif remaining > stay:
+        cut[order[~cut[order]][: num_kept - remaining]] = True
+    elif remaining > num_kept:
         # Bring back the highest that were removed.
-        cut[order[cut[order]][stay - remaining :]] = False
+        cut[order[cut[order]][num_kept - remaining :]] = False
 
 
 SIDES = {
@@ -121,20 +121,22 @@ def cut_adapter_plan(adapters: AdapterPlan, plan: ModelPlan, structure: Structur
     smaller = structured_plan(plan, structure)
     blocks = dict[int, tuple[Adapter, ...]]()
     for index, block in enumerate(structure.blocks):
-        if own := adapters.blocks.get(block.source):
+        if block_adapters := adapters.blocks.get(block.source):
             blocks[index] = tuple(
-                replace(one, linear=smaller.blocks[index].linear(one.linear.name)) for one in own
+                replace(adapter, linear=smaller.blocks[index].linear(adapter.linear.name))
+                for adapter in block_adapters
             )
     # Tensors on the meta device give the shapes after the cut without allocating memory.
     empty = {
-        key: {name: torch.empty(shape, device="meta") for name, shape in own.items()}
-        for key, own in adapters.whole.items()
+        key: {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+        for key, shapes in adapters.whole.items()
     }
     cut = cut_trained(empty, plan, structure)
-    whole = {
-        key: {name: tuple(value.shape) for name, value in own.items()} for key, own in cut.items()
+    cut_shapes = {
+        key: {name: tuple(value.shape) for name, value in tensors.items()}
+        for key, tensors in cut.items()
     }
-    return replace(adapters, blocks=blocks, whole=whole)
+    return replace(adapters, blocks=blocks, whole=cut_shapes)
 
 
 def cut_trained(
@@ -145,16 +147,19 @@ def cut_trained(
     ``plan`` is that of the model with which ``tensors`` were trained, and ``structure`` what is kept
     of it. Tensors outside the blocks keep their shape.
     """
-    places = {block.source: (index, block) for index, block in enumerate(structure.blocks)}
+    blocks_by_source = {
+        block.source: (index, block) for index, block in enumerate(structure.blocks)
+    }
     trained: dict[str, dict[str, Tensor]] = {}
-    for key, own in tensors.items():
+    for key, block_tensors in tensors.items():
         source = block_of_key(key)
         if source is None:
-            trained[key] = dict(own)
-        elif source in places:
-            index, block = places[source]
+            trained[key] = dict(block_tensors)
+        elif source in blocks_by_source:
+            index, block = blocks_by_source[source]
             trained[block_key(index)] = {
-                name: _cut(value, name, plan, structure, block) for name, value in own.items()
+                name: _cut(value, name, plan, structure, block)
+                for name, value in block_tensors.items()
             }
     return trained
 
@@ -190,12 +195,12 @@ def open_cut(
         structured_plan(model.plan, structure).blocks, structure.blocks, strict=True
     ):
         # Blocks of the base have blobs.
-        own_tensors = tensors[kept.source]
-        values = biases_of(own_tensors, biases)
-        for kind, own in scales_of(own_tensors).items():
+        block_tensors = tensors[kept.source]
+        values = biases_of(block_tensors, biases)
+        for kind, group_scales in scales_of(block_tensors).items():
             size = group_size(model.plan, READERS[kind], kind)
             # One factor per column of the matrix that reads the groups.
-            columns = torch.from_numpy(own[list(kept.kept(kind))]).repeat_interleave(size)
+            columns = torch.from_numpy(group_scales[list(kept.kept(kind))]).repeat_interleave(size)
             # Columns with scales of 1 are read unchanged.
             if not (columns == 1).all():
                 scales[block.linear(READERS[kind]).parameter] = columns

@@ -100,25 +100,25 @@ def _compared(
     )
 
 
-def _end_within(whole: str, text: str, end_of_text: str) -> int:
+def _end_within(rendered: str, text: str, end_of_text: str) -> int:
     """Return where a rendered beginning ends within the whole conversation; 0 if it does not.
 
     A template may close every text with an end-of-text token.
     """
-    if text != whole and end_of_text and not whole.startswith(text):
+    if text != rendered and end_of_text and not rendered.startswith(text):
         text = text.removesuffix(end_of_text)
-    return len(text) if whole.startswith(text) else 0
+    return len(text) if rendered.startswith(text) else 0
 
 
 def _turns(
     tokenizer: Any, messages: Sequence[Message], first: int, template: str
 ) -> Iterator[tuple[str, str]]:
     """Yield the rendered prompt of each assistant message, and the text up to the message's end."""
-    for place, (role, _) in enumerate(messages):
-        if role == "assistant" and place >= first:
+    for position, (role, _) in enumerate(messages):
+        if role == "assistant" and position >= first:
             yield (
-                _render(tokenizer, messages[:place], template, prompt=True),
-                _render(tokenizer, messages[: place + 1], template),
+                _render(tokenizer, messages[:position], template, prompt=True),
+                _render(tokenizer, messages[: position + 1], template),
             )
 
 
@@ -145,9 +145,9 @@ def _marked_by_template(
 def _stretches(mask: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Return start and end of each stretch of ones."""
     edges = [
-        place
-        for place, (before, now) in enumerate(zip([0, *mask], [*mask, 0], strict=True))
-        if before != now
+        position
+        for position, (previous, current) in enumerate(zip([0, *mask], [*mask, 0], strict=True))
+        if previous != current
     ]
     return tuple(zip(edges[::2], edges[1::2], strict=True))
 
@@ -159,9 +159,11 @@ def _tokens(tokenizer: Any, text: str, spans: Sequence[tuple[int, int]]) -> Chat
         return _tokens_by_prefix(tokenizer, text, spans)
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     mask = [0] * len(encoded["input_ids"])
-    for place, (start, end) in enumerate(encoded["offset_mapping"]):
+    for position, (start, end) in enumerate(encoded["offset_mapping"]):
         # A token that overlaps a span counts as written by the assistant.
-        mask[place] = int(any(start < last and end > begin for begin, last in spans))
+        mask[position] = int(
+            any(start < span_end and end > span_start for span_start, span_end in spans)
+        )
     return ChatTokens(tuple(encoded["input_ids"]), _stretches(mask))
 
 
@@ -169,23 +171,25 @@ def _tokens_by_prefix(tokenizer: Any, text: str, spans: Sequence[tuple[int, int]
     """Return the same for a tokenizer without offsets, by the tokens of what stands before."""
 
     def ids(part: str) -> list[int]:
-        found: list[int] = tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]
-        return found
+        token_ids: list[int] = tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]
+        return token_ids
 
-    whole = ids(text)
-    places = (
+    all_ids = ids(text)
+    token_spans = (
         # Tokens of a beginning can differ at its end, where a token may be merged with what
         # follows.
-        (common_prefix(ids(text[:start]), whole), common_prefix(ids(text[:end]), whole))
+        (common_prefix(ids(text[:start]), all_ids), common_prefix(ids(text[:end]), all_ids))
         for start, end in spans
     )
-    return ChatTokens(tuple(whole), tuple(places))
+    return ChatTokens(tuple(all_ids), tuple(token_spans))
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     """Return the number of first tokens that two sequences have in common."""
     pairs = zip(one, other, strict=False)
-    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    return next(
+        (position for position, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other))
+    )
 
 
 def _render(

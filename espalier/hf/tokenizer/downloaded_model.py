@@ -122,8 +122,8 @@ class ProcessTokenizer:
 
     def encode(self, text: str, **options: Any) -> list[int]:
         """Return the token ids of a text."""
-        found: list[int] = self(text, **options)["input_ids"]
-        return found
+        token_ids: list[int] = self(text, **options)["input_ids"]
+        return token_ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of some token ids."""
@@ -138,9 +138,9 @@ class ProcessTokenizer:
         """Return the training sequences of a conversation, see ``chat.encode_chat``."""
         characters = sum(len(role) + len(content) for role, content in messages)
         # Each message may begin a sequence, which is at most as long as the conversation.
-        most = len(messages) * (TOKENS_PER_CHARACTER * characters + MORE_TOKENS)
+        max_tokens = len(messages) * (TOKENS_PER_CHARACTER * characters + MORE_TOKENS)
         request = {"what": "chat", "messages": messages, "first": first, "template": template}
-        answer = self._ask(request, most)
+        answer = self._ask(request, max_tokens)
         ids: Any = answer.get("ids")
         spans: Any = answer.get("spans")
         # The process is not trusted.
@@ -150,12 +150,15 @@ class ProcessTokenizer:
             and len(ids) == len(spans)
             and all(map(_is_row, ids))
             and all(map(_is_row, spans))
-            and all(_are_spans(edges, len(own)) for own, edges in zip(ids, spans, strict=True))
+            and all(
+                _are_spans(edges, len(token_ids))
+                for token_ids, edges in zip(ids, spans, strict=True)
+            )
         ):
             raise self._fault("returned a reply that does not match the request")
         return [
-            ChatTokens(tuple(own), tuple(zip(edges[::2], edges[1::2], strict=True)))
-            for own, edges in zip(ids, spans, strict=True)
+            ChatTokens(tuple(token_ids), tuple(zip(edges[::2], edges[1::2], strict=True)))
+            for token_ids, edges in zip(ids, spans, strict=True)
         ]
 
     def __call__(
@@ -190,9 +193,11 @@ class ProcessTokenizer:
             # Padding makes every row as long as the longest one.
             longest = max(lengths, default=0)
             padded = max(longest * TOKENS_PER_CHARACTER, options.get("max_length") or 0)
-        most = sum(max(TOKENS_PER_CHARACTER * own, padded) + MORE_TOKENS for own in lengths)
+        max_tokens = sum(
+            max(TOKENS_PER_CHARACTER * length, padded) + MORE_TOKENS for length in lengths
+        )
         request = {"what": "encode", "texts": columns, "options": options}
-        encoded = self._rows(self._ask(request, most), len(lengths))
+        encoded = self._rows(self._ask(request, max_tokens), len(lengths))
         if isinstance(texts, str):
             encoded = {name: rows[0] for name, rows in encoded.items()}
         if return_tensors != "pt":
@@ -214,7 +219,9 @@ class ProcessTokenizer:
                 isinstance(rows, list)
                 and len(rows) == texts
                 and all(map(_is_row, rows))
-                and all(len(row) == width * len(own) for row, own in zip(rows, ids, strict=True))
+                and all(
+                    len(row) == width * len(row_ids) for row, row_ids in zip(rows, ids, strict=True)
+                )
             ):
                 raise self._fault("returned a reply that does not match the request")
             # Offsets are flat in the answer: start and end of each token.
@@ -229,7 +236,7 @@ class ProcessTokenizer:
         Raises InputError if the process ended, could not answer the request, or returned too much.
         """
         # A limit on the answer, so that the process cannot fill this one's memory.
-        most = min(MAX_ANSWER + BYTES_PER_TOKEN * max_tokens, MAX_CHARACTERS)
+        max_bytes = min(MAX_ANSWER + BYTES_PER_TOKEN * max_tokens, MAX_CHARACTERS)
         with self._lock:
             process = self._running()
             assert process.stdin is not None
@@ -239,9 +246,9 @@ class ProcessTokenizer:
             with suppress(BrokenPipeError):
                 process.stdin.write(json.dumps(request).encode() + b"\n")
                 process.stdin.flush()
-                line = process.stdout.readline(most)
+                line = process.stdout.readline(max_bytes)
             # A full buffer means that the line goes on beyond the limit.
-            if len(line) == most:
+            if len(line) == max_bytes:
                 raise self._fault("made more tokens than any tokenizer makes from such a text")
             if not line.endswith(b"\n"):
                 raise self._fault(_why(self._stop(DYING_SECONDS)))
@@ -325,14 +332,16 @@ def _why(returncode: int) -> str:
             f"took more processor time than a site allows ({tokenizer_process.REQUEST_SECONDS}"
             " s, and more for long texts)"
         )
-    most = f"{tokenizer_process.MEMORY >> 30} GiB"
-    return f"ended its process ({returncode}); it may have needed more than its {most} of memory"
+    limit = f"{tokenizer_process.MEMORY >> 30} GiB"
+    return f"ended its process ({returncode}); it may have needed more than its {limit} of memory"
 
 
 def _is_row(row: Any) -> bool:
     """Return whether a value is a list of integers of 32 bits."""
     # ``bool`` is an ``int`` too, and must not pass as a number.
-    return isinstance(row, list) and all(type(one) is int and abs(one) < 1 << 31 for one in row)
+    return isinstance(row, list) and all(
+        type(number) is int and abs(number) < 1 << 31 for number in row
+    )
 
 
 def _are_spans(edges: list[int], length: int) -> bool:

@@ -25,11 +25,11 @@ class EncodedTexts:
         """Return the token ids of a text."""
         # A hash as key takes less memory than the text.
         key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-        if (known := self._known.get(key)) is None:
-            known = array("i", self._encode(text))
-            self._size += len(known)
+        if (token_ids := self._known.get(key)) is None:
+            token_ids = array("i", self._encode(text))
+            self._size += len(token_ids)
             # Drop the oldest entries first.
             while self._known and self._size > MAX_REMEMBERED:
                 self._size -= len(self._known.pop(next(iter(self._known))))
-            self._known[key] = known
-        return known.tolist()
+            self._known[key] = token_ids
+        return token_ids.tolist()

@@ -90,8 +90,8 @@ def own_configuration(directory: Path) -> dict[str, Any]:
     from transformers import AutoConfig
 
     # The tokenizer does not depend on the widths.
-    even = {key: value for key, value in document.items() if key not in (PER_LAYER, "auto_map")}
-    return {"config": AutoConfig.for_model(**even)}
+    values = {key: value for key, value in document.items() if key not in (PER_LAYER, "auto_map")}
+    return {"config": AutoConfig.for_model(**values)}
 
 
 def stored_template(directory: Path) -> str:
@@ -107,8 +107,12 @@ def stored_template(directory: Path) -> str:
     template = read_json_object(directory / SETTINGS_FILE).get("chat_template")
     # Several templates are a list in older files, each with a name.
     if isinstance(template, list):
-        named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
-        template = named.get("default")
+        templates = {
+            entry.get("name"): entry.get("template")
+            for entry in template
+            if isinstance(entry, dict)
+        }
+        template = templates.get("default")
     return template if isinstance(template, str) else ""
 
 
@@ -133,8 +137,8 @@ def _reason(directory: Path, error: BaseException) -> str:
     vocabularies = _vocabularies(directory)
     # A damaged file explains more than the message of the library.
     # Links to missing files count too.
-    there = {path.name for pattern in VOCABULARIES for path in directory.glob(pattern)}
-    for name in sorted({*there, *VOCABULARIES, *OTHER_FILES}):
+    names = {path.name for pattern in VOCABULARIES for path in directory.glob(pattern)}
+    for name in sorted({*names, *VOCABULARIES, *OTHER_FILES}):
         if damage := _damage(directory / name):
             return damage
     # transformers names this option in its message if it refuses remote code.
@@ -147,26 +151,26 @@ def _reason(directory: Path, error: BaseException) -> str:
         )
     if not vocabularies:
         return NOTHING_THERE
-    if "tokenizer.json" not in vocabularies and len(lacking := PAIR - vocabularies) == 1:
-        return f"{lacking.pop()} is missing; {COPY}"
-    why = f"{type(error).__name__}: {error}".strip()[:MAX_OF_A_REASON]
+    if "tokenizer.json" not in vocabularies and len(missing := PAIR - vocabularies) == 1:
+        return f"{missing.pop()} is missing; {COPY}"
+    reason = f"{type(error).__name__}: {error}".strip()[:MAX_OF_A_REASON]
     if "tokenizer.json" in vocabularies:
         return (
-            f"tokenizer.json and {SETTINGS_FILE} cannot be read together ({why}); copy both again"
-            " from where the model came from, or install the version of the library tokenizers"
-            f" that wrote them (here: {version('tokenizers')})"
+            f"tokenizer.json and {SETTINGS_FILE} cannot be read together ({reason}); copy both"
+            " again from where the model came from, or install the version of the library"
+            f" tokenizers that wrote them (here: {version('tokenizers')})"
         )
     return (
-        f"{', '.join(sorted(vocabularies))} cannot be read ({why}); copy the tokenizer's files again, or"
-        " write a tokenizer.json with its save_pretrained on a machine that has the library"
-        " (sentencepiece or tiktoken) for these files"
+        f"{', '.join(sorted(vocabularies))} cannot be read ({reason}); copy the tokenizer's files"
+        " again, or write a tokenizer.json with its save_pretrained on a machine that has the"
+        " library (sentencepiece or tiktoken) for these files"
     )
 
 
 def _own_code(settings: dict[str, Any]) -> str:
     """Return the names of the tokenizer classes that need remote code."""
-    named = settings.get("auto_map")
-    classes = named.get("AutoTokenizer") if isinstance(named, dict) else named
+    auto_map = settings.get("auto_map")
+    classes = auto_map.get("AutoTokenizer") if isinstance(auto_map, dict) else auto_map
     classes = classes if isinstance(classes, list) else [classes]
     return ", ".join(str(name)[:MAX_OF_A_REASON] for name in classes if name) or "auto_map"
 
@@ -179,10 +183,10 @@ def _damage(path: Path) -> str:
         return ""
     try:
         with open(path, "rb") as file:
-            begin = file.read(len(LARGE_FILE_POINTER))
-        if not begin:
+            start = file.read(len(LARGE_FILE_POINTER))
+        if not start:
             return f"{path.name} is empty; {COPY}"
-        if begin == LARGE_FILE_POINTER:
+        if start == LARGE_FILE_POINTER:
             return f"{path.name} is a Git LFS pointer instead of the file; fetch it: git lfs pull"
         if path.suffix == ".json":
             read_json_object(path)

@@ -28,21 +28,21 @@ NUMBERS_PER_TOKEN = {"input_ids": 1, "attention_mask": 1, "offset_mapping": 2}
 
 def allow_seconds(seconds: int) -> None:
     """Allow this process more CPU time; the kernel kills it afterwards."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
+    usage = resource.getrusage(resource.RUSAGE_SELF)
     # Limits count from the start of the process.
-    most = int(used.ru_utime + used.ru_stime) + seconds
-    resource.setrlimit(resource.RLIMIT_CPU, (most, resource.RLIM_INFINITY))
+    limit = int(usage.ru_utime + usage.ru_stime) + seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
 
 
 def limit_memory() -> None:
     """Allow this process ``MEMORY`` more bytes of address space, and forbid writing files."""
     # Address space in use now, for instance by libraries.
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + MEMORY
+    limit = pages * resource.getpagesize() + MEMORY
     # A process cannot raise its own hard limit.
-    before = resource.getrlimit(resource.RLIMIT_AS)[1]
-    most = most if before == resource.RLIM_INFINITY else min(most, before)
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    hard_limit = resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit = limit if hard_limit == resource.RLIM_INFINITY else min(limit, hard_limit)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     # A limit of 0 bytes: the process cannot write a file.
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -97,8 +97,8 @@ def answer(tokenizer: Any, request: dict[str, Any]) -> dict[str, Any]:
         sequences = encode_chat(
             tokenizer, request["messages"], request["first"], request["template"]
         )
-        return {"ids": [one.token_ids for one in sequences],
-                "spans": [list(chain(*one.spans)) for one in sequences]}  # fmt: skip
+        return {"ids": [sequence.token_ids for sequence in sequences],
+                "spans": [list(chain(*sequence.spans)) for sequence in sequences]}  # fmt: skip
     encoded = tokenizer(*request["texts"], **request["options"])
     numbers = {name: encoded[name] for name in NUMBERS_PER_TOKEN if name in encoded}
     if "offset_mapping" in numbers:

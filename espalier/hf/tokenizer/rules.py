@@ -107,7 +107,7 @@ def alternatives(pattern: str) -> Iterator[str]:
     """
     start = depth = 0
     in_class = escaped = False
-    for place, body in enumerate(pattern):
+    for position, body in enumerate(pattern):
         if escaped:
             escaped = False
         elif body == "\\":
@@ -115,15 +115,17 @@ def alternatives(pattern: str) -> Iterator[str]:
         elif in_class:
             in_class = (
                 # A "]" that comes first in a class is a literal and does not close it.
-                body != "]" or pattern[place - 1] == "[" or pattern[place - 2 : place] == "[^"
+                body != "]"
+                or pattern[position - 1] == "["
+                or pattern[position - 2 : position] == "[^"
             )
         elif body == "[":
             in_class = True
         elif body in "()":
             depth += 1 if body == "(" else -1
         elif body == "|" and depth == 0:
-            yield pattern[start:place]
-            start = place + 1
+            yield pattern[start:position]
+            start = position + 1
     yield pattern[start:]
 
 
@@ -187,8 +189,8 @@ def require_known_tokenizer(directory: Path) -> None:
 class _Fault(Exception):
     """Error for a section with something that is not allowed."""
 
-    def __init__(self, section: str, what: str) -> None:
-        super().__init__(f"{section}: {what}")
+    def __init__(self, section: str, problem: str) -> None:
+        super().__init__(f"{section}: {problem}")
 
 
 def _parts(part: Any, section: str) -> Iterator[Mapping[str, Any]]:
@@ -197,17 +199,17 @@ def _parts(part: Any, section: str) -> Iterator[Mapping[str, Any]]:
         return
     # Older files have no type; the library tries the types one by one.
     if section == "model" and "type" not in part:
-        words = "Unigram" if isinstance(part["vocab"], list) else "WordLevel"
-        part = {**part, "type": "BPE" if "merges" in part else words}
+        vocabulary_type = "Unigram" if isinstance(part["vocab"], list) else "WordLevel"
+        part = {**part, "type": "BPE" if "merges" in part else vocabulary_type}
     yield part
     if part["type"] == "Sequence":
         keys = ("normalizers", "pretokenizers", "processors", "decoders")
-        within: list[Any] = next((part[key] for key in keys if key in part), [])
-        if len(within) > MAX_PARTS:
+        components: list[Any] = next((part[key] for key in keys if key in part), [])
+        if len(components) > MAX_PARTS:
             raise _Fault(
-                section, f"a sequence has {len(within)} parts; at most {MAX_PARTS} are allowed"
+                section, f"a sequence has {len(components)} parts; at most {MAX_PARTS} are allowed"
             )
-        for inner in within:
+        for inner in components:
             yield from _parts(inner, section)
 
 
@@ -245,9 +247,9 @@ def _require_short_results(section: str, table: str) -> None:
 def _require_pattern(section: str, pattern: str | Mapping[str, str]) -> None:
     if isinstance(pattern, str):
         pattern = {"String": pattern}
-    word = pattern.get("String", "")
+    string = pattern.get("String", "")
     expression = pattern.get("Regex", "")
-    if len(word) > MAX_WORD:
+    if len(string) > MAX_WORD:
         raise _Fault(section, f"a pattern has more than {MAX_WORD} characters")
     if expression and not is_known_pattern(expression):
         raise _Fault(section, "a regular expression is not that of a published tokenizer")

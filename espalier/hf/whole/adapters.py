@@ -49,13 +49,15 @@ def lora_config(
         for index in sorted(adapters.blocks)
     }
     first = next(iter(blocks.values()))
-    alike = len(blocks) == num_blocks and all(names == first for names in blocks.values())
-    chosen = [family.linears[name] for name in first]
-    others = [path for name, path in family.linears.items() if name not in first]
-    unmistakable = not any(other.endswith(f".{path}") for path in chosen for other in others)
+    is_uniform = len(blocks) == num_blocks and all(names == first for names in blocks.values())
+    suffixes = [family.linears[name] for name in first]
+    other_suffixes = [path for name, path in family.linears.items() if name not in first]
+    is_unambiguous = not any(
+        suffix.endswith(f".{path}") for path in suffixes for suffix in other_suffixes
+    )
     paths = {family.module_path(index, adapter.linear.name): adapter for index, adapter in adapters}
-    usual = next(iter(paths.values()))
-    alpha = usual.scaling * usual.rank
+    first_adapter = next(iter(paths.values()))
+    alpha = first_adapter.scaling * first_adapter.rank
     # peft always saves ``classifier`` with all its submodules.
     saved = {
         path.split(".")[0] if path.startswith("classifier") else path
@@ -63,10 +65,10 @@ def lora_config(
     }
     return LoraConfig(
         task_type="CAUSAL_LM" if family.kind == "decoder" else "SEQ_CLS",
-        r=usual.rank,
+        r=first_adapter.rank,
         # Other readers of peft's files expect an int.
         lora_alpha=int(alpha) if alpha.is_integer() else alpha,
-        target_modules=chosen if alike and unmistakable else list(paths),
+        target_modules=suffixes if is_uniform and is_unambiguous else list(paths),
         lora_dropout=dropout,
         modules_to_save=sorted(saved) if adapters.head else None,
         bias="none",
@@ -110,12 +112,12 @@ def set_values(parameters: Mapping[str, Mapping[str, nn.Parameter]], tensors: Te
     for key, block in parameters.items():
         for name, parameter in block.items():
             # ``copy_`` would broadcast the single row of an adapter of rank 1.
-            if (found := tensors[key][name]).shape != parameter.shape:
+            if (tensor := tensors[key][name]).shape != parameter.shape:
                 raise ValueError(
-                    f"{key} {name} has shape {list(found.shape)}, but its parameter has"
+                    f"{key} {name} has shape {list(tensor.shape)}, but its parameter has"
                     f" {list(parameter.shape)}"
                 )
-            parameter.copy_(found)
+            parameter.copy_(tensor)
 
 
 def values(parameters: Mapping[str, Mapping[str, nn.Parameter]]) -> dict[str, dict[str, Tensor]]:
@@ -145,9 +147,12 @@ def merged(adapters: AdapterPlan, tensors: Tensors) -> Edits:
     """
 
     def edits(index: int) -> dict[str, WeightEdit]:
-        own = tensors.get(block_key(index))
-        factors = {} if own is None else factors_of(adapters, index, own)
-        return {name: partial(updated, one, adapters.keep_zeros) for name, one in factors.items()}
+        block_tensors = tensors.get(block_key(index))
+        factors = {} if block_tensors is None else factors_of(adapters, index, block_tensors)
+        return {
+            name: partial(updated, adapter_factors, adapters.keep_zeros)
+            for name, adapter_factors in factors.items()
+        }
 
     return edits
 
@@ -161,8 +166,8 @@ def updated(factors: Factors, keep_zeros: bool, weight: Tensor) -> Tensor:
     b = factors.b.to(weight.device, torch.float32)
     a = factors.a.to(weight.device, torch.float32)
     exact = torch.addmm(weight.to(torch.float32), b, a, alpha=factors.scaling)
-    found = exact.to(weight.dtype)
-    return found.masked_fill_(weight == 0, 0) if keep_zeros else found
+    result = exact.to(weight.dtype)
+    return result.masked_fill_(weight == 0, 0) if keep_zeros else result
 
 
 def keep_zeros(model: OpenedModel, whole: nn.Module, adapters: AdapterPlan) -> None:
@@ -179,6 +184,6 @@ def _masked_forward(module: Any, zeros: Tensor, inputs: Tensor) -> Tensor:
     """Do what peft's forward pass of one matrix does, with a masked update."""
     product = module.lora_B[NAME].weight @ module.lora_A[NAME].weight
     update = (module.scaling[NAME] * product).masked_fill(zeros, 0)
-    found: Tensor = module.base_layer(inputs)
+    output: Tensor = module.base_layer(inputs)
     dropped = module.lora_dropout[NAME](inputs).to(update.dtype)
-    return found + nn.functional.linear(dropped, update).to(found.dtype)
+    return output + nn.functional.linear(dropped, update).to(output.dtype)

@@ -41,19 +41,21 @@ def placement(
     ]
     special = dict.fromkeys(quantised if nf4 else (), CustomDtype.INT4)
     sizes = compute_module_sizes(whole, dtype=dtype, special_dtypes=special)
-    largest = max(size for path, size in sizes.items() if path and not _holds(path, family.blocks))
-    share = -(-sizes[""] // len(free)) + largest
+    largest_part = max(
+        size for path, size in sizes.items() if path and not _holds(path, family.blocks)
+    )
+    share = -(-sizes[""] // len(free)) + largest_part
     # accelerate keeps the largest part free on the first device, for weights that it moves.
-    most = {place: min(share, bytes_) for place, bytes_ in enumerate(free)}
-    most[0] = min(share + largest, free[0])
+    max_memory = {device: min(share, bytes_) for device, bytes_ in enumerate(free)}
+    max_memory[0] = min(share + largest_part, free[0])
     device_map: dict[str, Any] = infer_auto_device_map(
         whole,
-        max_memory=most,
+        max_memory=max_memory,
         no_split_module_classes=sorted({type(block).__name__ for block in blocks.children()}),
         dtype=dtype,
         special_dtypes=special,
     )
-    if not all(isinstance(place, int) for place in device_map.values()):
+    if not all(isinstance(device, int) for device in device_map.values()):
         gib = " + ".join(f"{bytes_ / 2**30:.1f}" for bytes_ in free)
         raise InputError(
             f"device-map = 'auto': the model has {sizes[''] / 2**30:.1f} GiB, and the devices have"
@@ -85,5 +87,5 @@ def spread(whole: Any, places: Mapping[str, int], devices: Sequence[torch.device
     """
     from accelerate import dispatch_model
 
-    given = {path: devices[place] for path, place in places.items()}
-    dispatch_model(whole, given, main_device=devices[0], force_hooks=True)
+    device_map = {path: devices[number] for path, number in places.items()}
+    dispatch_model(whole, device_map, main_device=devices[0], force_hooks=True)

@@ -41,8 +41,8 @@ def folded_in(
 
 def _added(left: Tensor, right: Tensor, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
     """Return the output of a matrix with the folded update, which is computed in float32."""
-    narrow = nn.functional.linear(inputs[0].to(right.dtype), right)
-    return output + nn.functional.linear(narrow, left).to(output.dtype)
+    hidden = nn.functional.linear(inputs[0].to(right.dtype), right)
+    return output + nn.functional.linear(hidden, left).to(output.dtype)
 
 
 def joined_plan(adapters: AdapterPlan, folded: int, *, alone: bool = False) -> AdapterPlan:
@@ -50,12 +50,15 @@ def joined_plan(adapters: AdapterPlan, folded: int, *, alone: bool = False) -> A
 
     ``alone`` leaves the adapters' own updates out.
     """
-    largest = max((adapter.folded_rank(folded) for _, adapter in adapters), default=0)
+    max_rank = max((adapter.folded_rank(folded) for _, adapter in adapters), default=0)
 
     def joined(adapter: Adapter) -> Adapter:
-        return replace(adapter, rank=largest if alone else adapter.rank + largest)
+        return replace(adapter, rank=max_rank if alone else adapter.rank + max_rank)
 
-    blocks = {index: tuple(map(joined, own)) for index, own in adapters.blocks.items()}
+    blocks = {
+        index: tuple(map(joined, block_adapters))
+        for index, block_adapters in adapters.blocks.items()
+    }
     return replace(adapters, blocks=blocks, factors=FACTORS, folded=0)
 
 
@@ -73,10 +76,10 @@ def joined_tensors(
             pairs.append((tensors[adapter.folded_b], tensors[adapter.folded_a]))
         b = torch.zeros(shapes[adapter.name_b])
         a = torch.zeros(shapes[adapter.name_a])
-        place = 0
+        start = 0
         for left, right in pairs:
-            b[:, place : place + len(right)] = left
-            a[place : place + len(right)] = right
-            place += len(right)
+            b[:, start : start + len(right)] = left
+            a[start : start + len(right)] = right
+            start += len(right)
         joined |= adapter.named(b, a)
     return joined

@@ -69,8 +69,8 @@ def singular_vectors(
 
 def random_vectors(adapter: Adapter, generator: np.random.Generator) -> tuple[Tensor, Tensor]:
     """Return random B (out, rank) and A (rank, in) with orthonormal columns and rows, float32."""
-    found = []
+    vectors = []
     for features in adapter.linear.shape:
-        drawn = torch.from_numpy(generator.standard_normal((features, adapter.rank)))
-        found.append(torch.linalg.qr(drawn).Q.to(torch.float32))
-    return found[0], found[1].T
+        values = torch.from_numpy(generator.standard_normal((features, adapter.rank)))
+        vectors.append(torch.linalg.qr(values).Q.to(torch.float32))
+    return vectors[0], vectors[1].T

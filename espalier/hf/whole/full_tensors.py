@@ -49,10 +49,10 @@ def trained_whole(
     }
 
 
-def _trainable(model: OpenedModel, whole: nn.Module, key: str, name: str) -> nn.Parameter:
+def _trainable(model: OpenedModel, hf_model: nn.Module, key: str, name: str) -> nn.Parameter:
     path = _path(model, key, name)
     try:
-        parameter = whole.get_parameter(path)
+        parameter = hf_model.get_parameter(path)
     except AttributeError:
         raise _no_such_tensor(model, key, name) from None
     if not parameter.dtype.is_floating_point:
@@ -64,7 +64,7 @@ def _trainable(model: OpenedModel, whole: nn.Module, key: str, name: str) -> nn.
         parameter.requires_grad_(True)
         return parameter
     owner, _, kind = path.rpartition(".")
-    module = whole.get_submodule(owner)
+    module = hf_model.get_submodule(owner)
     # Training starts from the stored value, not from the value rounded to the base's dtype.
     exact = nn.Parameter(
         converted(model.checkpoint, _stored(model, key, name), torch.float32, parameter.device)

@@ -31,12 +31,12 @@ def inner_matrices(
     with ExitStack() as hooks:
         for index, adapter in adapters if adapters.bases else ():
             module: Any = whole.get_submodule(family.module_path(index, adapter.linear.name))
-            narrow = module.lora_A[NAME]
-            zeros = torch.zeros(adapter.rank, adapter.rank, device=narrow.weight.device)
+            lora_a = module.lora_A[NAME]
+            zeros = torch.zeros(adapter.rank, adapter.rank, device=lora_a.weight.device)
             inner = nn.Parameter(zeros)
             parameters[block_key(index)][adapter.name_r] = inner
             hooks.callback(parameters[block_key(index)].pop, adapter.name_r)
-            hooks.callback(narrow.register_forward_hook(partial(_through, inner)).remove)
+            hooks.callback(lora_a.register_forward_hook(partial(_through, inner)).remove)
         yield
 
 

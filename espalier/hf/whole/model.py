@@ -63,23 +63,23 @@ def load_whole(
         bitsandbytes is not installed; the cache is not writable; or the model does not fit into the
         devices over which it is spread.
     """
-    whole = model.new_skeleton(num_labels)
-    computing.choose_attention(whole)
-    sources = _sources(model, whole)
+    hf_model = model.new_skeleton(num_labels)
+    computing.choose_attention(hf_model)
+    sources = _sources(model, hf_model)
     dtype = computing.dtype if base == "nf4" else getattr(torch, base)
-    places: dict[str, int] = {}
+    device_map: dict[str, int] = {}
     if computing.spread:
-        free = [free_bytes(device) for device in computing.spread]
-        places = placement(whole, model.family, free, dtype, nf4=base == "nf4")
+        free_memory = [free_bytes(device) for device in computing.spread]
+        device_map = placement(hf_model, model.family, free_memory, dtype, nf4=base == "nf4")
     # First, so that the blocks' linears are never in memory at full precision.
     if base == "nf4":
-        _quantise_linears(model, whole, computing, cache_folder)
-    _fill(model, whole, sources, dtype, computing, places)
+        _quantise_linears(model, hf_model, computing, cache_folder)
+    _fill(model, hf_model, sources, dtype, computing, device_map)
     if model.family.kind == "encoder":
-        _make_head(model, whole, seed, computing.device)
+        _make_head(model, hf_model, seed, computing.device)
     if computing.spread:
-        spread(whole, places, computing.spread)
-    return whole.eval()
+        spread(hf_model, device_map, computing.spread)
+    return hf_model.eval()
 
 
 def head_parameters(family: Family, whole: nn.Module) -> dict[str, nn.Parameter]:
@@ -95,24 +95,24 @@ def head_parameters(family: Family, whole: nn.Module) -> dict[str, nn.Parameter]
     }
 
 
-def _sources(model: OpenedModel, whole: nn.Module) -> dict[str, str]:
+def _sources(model: OpenedModel, hf_model: nn.Module) -> dict[str, str]:
     """Return the name in the files of each parameter of the base, after comparing shapes."""
     head = tuple(f"{path}." for path in model.family.head_linears.values())
     sources = {}
-    for name, wanted in whole.named_parameters():
+    for name, parameter in hf_model.named_parameters():
         if name.startswith(head):
             continue
         if (source := model.stored_name(name)) is None:
             raise missing_tensor(model, name)
-        if model.checkpoint.tensors[source].shape != tuple(wanted.shape):
-            raise wrong_shape(model, source, tuple(wanted.shape))
+        if model.checkpoint.tensors[source].shape != tuple(parameter.shape):
+            raise wrong_shape(model, source, tuple(parameter.shape))
         sources[name] = source
     return sources
 
 
 def _quantise_linears(
     model: OpenedModel,
-    whole: nn.Module,
+    hf_model: nn.Module,
     computing: Computing,
     cache_folder: Path | None,
 ) -> None:
@@ -125,28 +125,28 @@ def _quantise_linears(
     }
     for linear, matrix in quantised_linears(model, computing.device, cache_folder):
         path = paths[linear.parameter]
-        bias = whole.get_submodule(path).bias is not None
-        whole.set_submodule(path, linear_of(matrix, lookup, computing.dtype, bias))
+        bias = hf_model.get_submodule(path).bias is not None
+        hf_model.set_submodule(path, linear_of(matrix, lookup, computing.dtype, bias))
     # peft reads this attribute to decide whether to adapt Linear4bit.
-    whole.is_loaded_in_4bit = True  # type: ignore[assignment]
+    hf_model.is_loaded_in_4bit = True  # type: ignore[assignment]
 
 
 def _fill(
     model: OpenedModel,
-    whole: nn.Module,
+    hf_model: nn.Module,
     sources: dict[str, str],
     dtype: torch.dtype,
     computing: Computing,
-    places: Mapping[str, int],
+    device_map: Mapping[str, int],
 ) -> None:
     """Assign frozen values to the parameters on the meta device, and move buffers to the device."""
     filled: dict[int, nn.Parameter] = {}
-    for path, module in report_each(list(whole.named_modules()), "loading module"):
-        device = device_of(path, places, computing.spread or (computing.device,))
+    for path, module in report_each(list(hf_model.named_modules()), "loading module"):
+        device = device_of(path, device_map, computing.spread or (computing.device,))
         for name, parameter in module.named_parameters(recurse=False):
-            full = f"{path}.{name}" if path else name
-            if id(parameter) not in filled and parameter.is_meta and full in sources:
-                value = converted(model.checkpoint, sources[full], dtype, device)
+            full_name = f"{path}.{name}" if path else name
+            if id(parameter) not in filled and parameter.is_meta and full_name in sources:
+                value = converted(model.checkpoint, sources[full_name], dtype, device)
                 filled[id(parameter)] = nn.Parameter(value, requires_grad=False)
             # A tied parameter is visited once per module that holds it.
             if id(parameter) in filled:
@@ -180,10 +180,10 @@ def first_head(
     return head
 
 
-def _make_head(model: OpenedModel, whole: Any, seed: int, device: torch.device) -> None:
-    values = first_head(model, whole, seed, device)
+def _make_head(model: OpenedModel, hf_model: Any, seed: int, device: torch.device) -> None:
+    values = first_head(model, hf_model, seed, device)
     for name, path in model.family.head_linears.items():
-        linear = whole.get_submodule(path)
+        linear = hf_model.get_submodule(path)
         linear.weight, linear.bias = (
             nn.Parameter(values[f"{name}.{kind}"]) for kind in ("weight", "bias")
         )

@@ -50,25 +50,25 @@ def pack_adapters(
         lossless.
     """
     packed = {}
-    lost = {}
+    new_residuals = {}
     for name, tensor in tensors.items():
         # Contiguous, because safetensors stores the memory as it is.
         value = tensor.detach().to("cpu", torch.float32).contiguous()
-        before = _fitted((residuals or {}).get(name), value)
+        residual = _fitted((residuals or {}).get(name), value)
         try:
             if wire_dtype == "float32":
                 packed[name] = _finite(value)
             elif wire_dtype == "bfloat16":
-                packed[name], lost[name] = encode_with_feedback(value, before, BFLOAT16)
+                packed[name], new_residuals[name] = encode_with_feedback(value, residual, BFLOAT16)
             else:
-                code, lost[name] = encode_with_feedback(value, before, NF4)
+                code, new_residuals[name] = encode_with_feedback(value, residual, NF4)
                 packed |= {f"{name}.codes": code.packed, f"{name}.absmax": code.absmax}
         except NotFiniteError:
             raise ProtocolError(
                 f"{name}: training led to numbers that are not finite; lower training.learning-rate"
             ) from None
     # Sorted, so that equal values have equal bytes and the contract knows the order.
-    return save({name: packed[name] for name in sorted(packed)}), lost
+    return save({name: packed[name] for name in sorted(packed)}), new_residuals
 
 
 def unpack_adapters(
@@ -79,9 +79,9 @@ def unpack_adapters(
     Raises ProtocolError if a number is not finite, NF4 codes are damaged, or a tensor has another
     shape.
     """
-    found = load(blob)
+    tensors = load(blob)
     return {
-        name: read_adapter(found.__getitem__, name, shape, wire_dtype)
+        name: read_adapter(tensors.__getitem__, name, shape, wire_dtype)
         for name, shape in shapes.items()
     }
 
@@ -156,7 +156,7 @@ def read_layer(
     blobs : blob of each tensor by canonical name
     first : layer at the beginning of the run. Rounded wire dtypes carry differences from it.
     """
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, value in first.items():
-        found |= unpack_adapters({name: tuple(value.shape)}, blobs[name], federation.wire_dtype)
-    return sums(first, found) if federation.sends_differences else found
+        tensors |= unpack_adapters({name: tuple(value.shape)}, blobs[name], federation.wire_dtype)
+    return sums(first, tensors) if federation.sends_differences else tensors

@@ -40,9 +40,9 @@ def read_bits(groups: Groups, blob: bytes) -> Cut:
     if not has_clean_padding(words, len(groups.costs)):
         raise ProtocolError(f"{CUT_BITS}: bits are set beyond the last group")
     cut = unpack(words, groups.costs.shape)
-    stay = groups.stay(cut)
-    if not stay.all():
-        empty = int(np.flatnonzero(stay == 0)[0])
+    num_kept = groups.stay(cut)
+    if not num_kept.all():
+        empty = int(np.flatnonzero(num_kept == 0)[0])
         raise ProtocolError(
             f"{CUT_BITS}: all {GROUP_KINDS[empty % 2]} of block {empty // 2} are cut, one must stay"
         )

@@ -91,7 +91,7 @@ def pack_cut(
         {
             **{cut_name(kind): pack(cut[groups.at(index, kind)]) for kind in GROUP_KINDS},
             **{bias_name(name): bias for name, bias in (biases or {}).items()},
-            **{scale_name(kind): own for kind, own in (scales or {}).items()},
+            **{scale_name(kind): scale for kind, scale in (scales or {}).items()},
         }
     )
 
@@ -115,11 +115,11 @@ def cut_of(groups: Groups, tensors_of: Callable[[int], Arrays]) -> Cut:
     """
     cut = groups.none
     for block in groups.plan.blocks:
-        words = tensors_of(block.index)
+        tensors = tensors_of(block.index)
         for kind in GROUP_KINDS:
-            own = cut[groups.at(block.index, kind)]
+            view = cut[groups.at(block.index, kind)]
             # A view into ``cut``.
-            own[:] = unpack(words[cut_name(kind)], own.shape)
+            view[:] = unpack(tensors[cut_name(kind)], view.shape)
     return cut
 
 
@@ -148,11 +148,11 @@ class SomeOfEachKindStays:
         tensors = views(blob)
         for kind in GROUP_KINDS:
             words = tensors[cut_name(kind)]
-            number = getattr(self._sizes[key], kind)
+            num_groups = getattr(self._sizes[key], kind)
             # Padding bits could carry data past the contract.
-            if not has_clean_padding(words, number):
+            if not has_clean_padding(words, num_groups):
                 raise ProtocolError(f"{key} {kind}: bits are set beyond the last group")
-            if unpack(words, (1, number)).all():
+            if unpack(words, (1, num_groups)).all():
                 raise ProtocolError(f"{key} {kind}: all are cut, one must stay")
         if not all(
             np.isfinite(tensor).all() for name, tensor in tensors.items() if name.endswith(".bias")

@@ -79,9 +79,9 @@ class PrunedMatrix:
 
     def weight(self) -> Tensor:
         """Return the dense matrix, with zeros for pruned weights."""
-        whole = torch.zeros(self.shape, dtype=self.kept.dtype)
-        whole[~self.prune_mask] = self.kept
-        return whole
+        dense = torch.zeros(self.shape, dtype=self.kept.dtype)
+        dense[~self.prune_mask] = self.kept
+        return dense
 
 
 def pack_kept(matrices: Mapping[str, PrunedMatrix]) -> bytes:

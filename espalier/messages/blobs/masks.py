@@ -80,12 +80,12 @@ def require_exact_sparsity(
     if group == "layer":
         return
     per_group = pruned_per_group(linear.shape, sparsity, group)
-    found = (
+    counts = (
         count_rows(words, linear.shape)
         if group == "row"
         else pruned_by_group(unpack(words, linear.shape), group)
     )
-    if (found != per_group).any():
+    if (counts != per_group).any():
         raise ProtocolError(
             f"{key} {linear.name}: a {group} does not prune exactly {per_group} weights"
         )

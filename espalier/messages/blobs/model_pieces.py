@@ -69,9 +69,9 @@ class Manifest(Fields):
         ProtocolError
             See ``require_sound``.
         """
-        found = validate(Manifest, fields)
-        found.require_sound()
-        return found
+        manifest = validate(Manifest, fields)
+        manifest.require_sound()
+        return manifest
 
     @cached_property
     def sha256(self) -> str:

@@ -51,11 +51,11 @@ def apply_mask(
     chunk = max(1, CHUNK_WORDS // unit) * unit
     numbers = chunk * WORD_BITS // spec.bits
     for first in range(0, len(words), chunk):
-        done = first * WORD_BITS // spec.bits
-        part = SumSpec(min(numbers, spec.length - done), spec.bits)
-        some = mask(key, first_block + first // WORDS_PER_BLOCK, part.num_words)
-        clear_padding(some, part)
-        add_to(words[first : first + chunk], some, part, subtracts=subtracts)
+        first_number = first * WORD_BITS // spec.bits
+        chunk_spec = SumSpec(min(numbers, spec.length - first_number), spec.bits)
+        mask_words = mask(key, first_block + first // WORDS_PER_BLOCK, chunk_spec.num_words)
+        clear_padding(mask_words, chunk_spec)
+        add_to(words[first : first + chunk], mask_words, chunk_spec, subtracts=subtracts)
 
 
 def mask_summand(

@@ -202,10 +202,10 @@ def key_statement(
 
 def summand_specs(server_round: int, plan: ModelPlan, run: RunSettings) -> SumSpecs:
     """Return the specs of the summands of a round, by blob key and tensor name."""
-    make = METHODS[run.method].summands
-    if make is None:
+    make_specs = METHODS[run.method].summands
+    if make_specs is None:
         raise ProtocolError(f"message: replies of {run.method} are not summed")
-    specs: SumSpecs = make(server_round, plan, run)
+    specs: SumSpecs = make_specs(server_round, plan, run)
     return specs
 
 
@@ -223,10 +223,10 @@ def train_contract(plain: Contract) -> Contract:
 
 
 @lru_cache(maxsize=64)
-def _with(fields: type[Fields], more: type[Fields]) -> type[Fields]:
-    """Return the description of fields that has those of ``more`` too, which take precedence."""
-    bases = more if issubclass(more, fields) else (more, fields)
-    return create_model(f"{more.__name__}{fields.__name__}", __base__=bases)
+def _with(fields: type[Fields], extra_fields: type[Fields]) -> type[Fields]:
+    """Return a description with the fields of both; those of ``extra_fields`` take precedence."""
+    bases = extra_fields if issubclass(extra_fields, fields) else (extra_fields, fields)
+    return create_model(f"{extra_fields.__name__}{fields.__name__}", __base__=bases)
 
 
 def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
@@ -255,13 +255,13 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
 
 
 def _masked_contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
-    number = request.header.part
+    part = request.header.part
     sums = summand_specs(request.header.server_round, plan_of(), run)
     tensors = tensor_specs_of(sums)
     parts = parts_of(tensors, run.part_bytes)
-    if number >= len(parts):
+    if part >= len(parts):
         raise ProtocolError(
-            f"message: part {number} of a masked does not exist, a reply has {len(parts)}"
+            f"message: part {part} of a masked does not exist, a reply has {len(parts)}"
         )
 
     def check_values(key: str, blob: bytes) -> None:
@@ -269,12 +269,12 @@ def _masked_contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) ->
             if not has_clean_padding(words, sums[key][name]):
                 raise ProtocolError(f"{key} {name}: bits are set beyond the last number")
 
-    down = Side(SessionOrder) if number else Side(MaskOrder, check_fields=_check_members)
+    down = Side(SessionOrder) if part else Side(MaskOrder, check_fields=_check_members)
     up = Side(
-        NoFields if number else Masked,
-        {key: tensors[key] for key in parts[number]},
+        NoFields if part else Masked,
+        {key: tensors[key] for key in parts[part]},
         check_values,
-        None if number else lambda report: _check_unreadable(report, request),
+        None if part else lambda report: _check_unreadable(report, request),
     )
     return Contract("masked", run.method, down, up, MASKED, parts)
 
@@ -284,7 +284,7 @@ def _check_keys(order: Any, client: int) -> None:
     clients = order.clients
     keys = [*order.mask_keys, *order.share_keys]
     lists = (order.sites, order.mask_keys, order.share_keys, order.signatures)
-    if any(len(one) != len(clients) for one in lists):
+    if any(len(values) != len(clients) for values in lists):
         raise ProtocolError("ShareOrder: the lists have different lengths")
     if not _ascend(clients) or client not in clients:
         raise ProtocolError("ShareOrder: clients must ascend, and the receiver must be one of them")
@@ -364,7 +364,7 @@ def _check_unmasked(report: Any, request: MessageBody) -> None:
 
 
 def _ascend(numbers: Sequence[int]) -> bool:
-    return all(one < two for one, two in pairwise(numbers))
+    return all(a < b for a, b in pairwise(numbers))
 
 
 def sized_fields(request: MessageBody) -> dict[str, Any]:
@@ -381,8 +381,8 @@ def sized_fields(request: MessageBody) -> dict[str, Any]:
         degree = neighbourhood(len(fields["clients"]), fields["threshold"]).degree
         hashes = ["0" * 64] * (degree + 1)
         sealed = ["0" * 2 * SEALED_BYTES] * degree
-        known = {"shares": sealed, "seed_sha256": hashes, "key_sha256": hashes}
-        return {**known, "own_sha256": "0" * 64}
+        share_fields = {"shares": sealed, "seed_sha256": hashes, "key_sha256": hashes}
+        return {**share_fields, "own_sha256": "0" * 64}
     if kind == "masked":
         return {"unreadable": []}
     if kind == "confirm":

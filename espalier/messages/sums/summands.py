@@ -72,10 +72,10 @@ def pack(numbers: Numbers, spec: SumSpec) -> Words:
 
     Raises ValueError if the shape is not ``(length,)``, or ``(2, length)`` with 128 bits.
     """
-    wide = spec.bits == WIDE_BITS
-    if numbers.shape != ((2, spec.length) if wide else (spec.length,)):
+    is_wide = spec.bits == WIDE_BITS
+    if numbers.shape != ((2, spec.length) if is_wide else (spec.length,)):
         raise ValueError(f"{numbers.shape} is not the shape of {spec}")
-    if wide:
+    if is_wide:
         return np.ascontiguousarray(numbers.T).reshape(-1)
     if spec.bits == WORD_BITS:
         return numbers.copy()
@@ -88,11 +88,11 @@ def pack(numbers: Numbers, spec: SumSpec) -> Words:
     padded[: spec.length] = numbers
     columns = padded.reshape(groups, per_group)
     packed = np.zeros((groups, words_per_group), np.uint64)
-    for place in range(per_group):
-        word, shift = divmod(place * spec.bits, WORD_BITS)
-        packed[:, word] |= columns[:, place] << np.uint64(shift)
+    for position in range(per_group):
+        word_index, shift = divmod(position * spec.bits, WORD_BITS)
+        packed[:, word_index] |= columns[:, position] << np.uint64(shift)
         if shift + spec.bits > WORD_BITS:
-            packed[:, word + 1] |= columns[:, place] >> np.uint64(WORD_BITS - shift)
+            packed[:, word_index + 1] |= columns[:, position] >> np.uint64(WORD_BITS - shift)
     return packed.reshape(-1)[: spec.num_words].copy()
 
 
@@ -107,19 +107,19 @@ def unpack(words: Words, spec: SumSpec) -> Numbers:
     if spec.bits == WORD_BITS:
         return words.copy()
     if WORD_BITS % spec.bits == 0 and spec.bits >= 8:
-        narrow = words.astype("<u8", copy=False).view(f"<u{spec.bits // 8}")
-        return narrow[: spec.length].astype(np.uint64)
+        integers = words.astype("<u8", copy=False).view(f"<u{spec.bits // 8}")
+        return integers[: spec.length].astype(np.uint64)
     per_group, words_per_group = _group(spec.bits)
     groups = -(-spec.length // per_group)
     padded = np.zeros(groups * words_per_group, np.uint64)
     padded[: spec.num_words] = words
     packed = padded.reshape(groups, words_per_group)
     numbers = np.empty((groups, per_group), np.uint64)
-    for place in range(per_group):
-        word, shift = divmod(place * spec.bits, WORD_BITS)
-        numbers[:, place] = packed[:, word] >> np.uint64(shift)
+    for position in range(per_group):
+        word_index, shift = divmod(position * spec.bits, WORD_BITS)
+        numbers[:, position] = packed[:, word_index] >> np.uint64(shift)
         if shift + spec.bits > WORD_BITS:
-            numbers[:, place] |= packed[:, word + 1] << np.uint64(WORD_BITS - shift)
+            numbers[:, position] |= packed[:, word_index + 1] << np.uint64(WORD_BITS - shift)
     numbers &= _ones(spec.bits)
     return numbers.reshape(-1)[: spec.length].copy()
 
@@ -144,24 +144,24 @@ def add_to(total: Words, words: Words, spec: SumSpec, *, subtracts: bool = False
     """
     _require_length(total, spec)
     _require_length(words, spec)
-    tops = _top_bits(spec.bits)
-    for first in range(0, len(total), len(tops)):
-        mine = total[first : first + len(tops)]
-        other = words[first : first + len(tops)]
-        top = tops[: len(mine)]
+    pattern = _top_bits(spec.bits)
+    for first in range(0, len(total), len(pattern)):
+        total_chunk = total[first : first + len(pattern)]
+        chunk = words[first : first + len(pattern)]
+        top_bits = pattern[: len(total_chunk)]
         if subtracts:
-            upper = mine | top
-            lower = other & ~top
+            upper = total_chunk | top_bits
+            lower = chunk & ~top_bits
             result = upper - lower
             borrowed = upper < lower
             result[1:] -= borrowed[:-1]
-            mine[:] = result ^ ((mine ^ ~other) & top)
+            total_chunk[:] = result ^ ((total_chunk ^ ~chunk) & top_bits)
         else:
-            upper = mine & ~top
-            result = upper + (other & ~top)
+            upper = total_chunk & ~top_bits
+            result = upper + (chunk & ~top_bits)
             carried = result < upper
             result[1:] += carried[:-1]
-            mine[:] = result ^ ((mine ^ other) & top)
+            total_chunk[:] = result ^ ((total_chunk ^ chunk) & top_bits)
     # Subtraction writes into the unused bits, which are the top of no number.
     clear_padding(total, spec)
 
@@ -173,19 +173,19 @@ def _require_length(words: Words, spec: SumSpec) -> None:
 
 def _group(bits: int) -> tuple[int, int]:
     """Return the smallest number of numbers that fill whole words, and the number of words."""
-    common = math.lcm(bits, WORD_BITS)
-    return common // bits, common // WORD_BITS
+    num_bits = math.lcm(bits, WORD_BITS)
+    return num_bits // bits, num_bits // WORD_BITS
 
 
 @lru_cache(maxsize=16)
 def _top_bits(bits: int) -> Words:
     """Return the words of a chunk in which only the top bit of each number is set."""
     _, words_per_group = _group(bits)
-    words = CHUNK_WORDS // words_per_group * words_per_group
+    num_words = CHUNK_WORDS // words_per_group * words_per_group
     flags = np.zeros(words_per_group * WORD_BITS, np.uint8)
     flags[bits - 1 :: bits] = 1
     pattern = np.packbits(flags, bitorder="little").view("<u8").astype(np.uint64)
-    return np.resize(pattern, words)
+    return np.resize(pattern, num_words)
 
 
 def _ones(bits: int) -> np.uint64:
@@ -197,8 +197,8 @@ def _last_word(spec: SumSpec) -> np.uint64:
     return _ones((spec.length * spec.bits - 1) % WORD_BITS + 1)
 
 
-def _as_words(narrow: NDArray, spec: SumSpec) -> Words:
+def _as_words(integers: NDArray, spec: SumSpec) -> Words:
     """Return numbers of 8, 16 or 32 bits as words."""
     data = np.zeros(spec.num_words * 8, np.uint8)
-    data[: narrow.nbytes] = narrow.view(np.uint8)
+    data[: integers.nbytes] = integers.view(np.uint8)
     return data.view("<u8").astype(np.uint64, copy=False)

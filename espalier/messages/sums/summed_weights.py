@@ -27,10 +27,10 @@ def most_weight(run: RunSettings) -> int:
 
 def weight_specs(run: RunSettings) -> dict[str, dict[str, SumSpec]]:
     """Return the specs of the weight's blob; empty if all clients count equally."""
-    most = most_weight(run)
-    if most == 1:
+    max_weight = most_weight(run)
+    if max_weight == 1:
         return {}
-    return {WEIGHT: {WEIGHT: SumSpec(1, bits_for(run.num_clients * most))}}
+    return {WEIGHT: {WEIGHT: SumSpec(1, bits_for(run.num_clients * max_weight))}}
 
 
 def own_weight(samples: int, run: RunSettings) -> int:

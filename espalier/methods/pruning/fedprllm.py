@@ -132,10 +132,10 @@ def decided_parts(plan: ModelPlan, settings: RunSettings, decided: int) -> list[
 def push_contract(request: MessageBody, plan_of: PlanOf, settings: RunSettings) -> Contract:
     """Return the contract of a ``push`` message (``decided_blocks.push_of_blocks``)."""
 
-    def a_number_per_block(decision: Decision, number: int) -> None:
-        if len(decision.num_voters) != number:
+    def a_number_per_block(decision: Decision, num_blocks: int) -> None:
+        if len(decision.num_voters) != num_blocks:
             raise ProtocolError(
-                f"Decision: {len(decision.num_voters)} numbers of voters for {number} blocks"
+                f"Decision: {len(decision.num_voters)} numbers of voters for {num_blocks} blocks"
             )
 
     return push_of_blocks(request, plan_of, settings, Decision, decided_specs, a_number_per_block)
@@ -152,13 +152,13 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     server_round = request.header.server_round
     plan = plan_of()
     specs = mask_blobs(plan, settings, server_round)
-    decided: BlockSpecs = {}
+    request_blobs: BlockSpecs = {}
     order: type[Fields] = NoFields
     if settings.strategy == "iterative" and server_round > 1:
-        before = plan.blocks[server_round - 2]
-        decided = {block_key(before.index): mask_specs(before)}
+        previous_block = plan.blocks[server_round - 2]
+        request_blobs = {block_key(previous_block.index): mask_specs(previous_block)}
         if settings.continue_behind == "scaled":
-            decided = decided_specs(before, run)
+            request_blobs = decided_specs(previous_block, run)
             order = Decision
 
     def exactly_sparse(key: str, blob: bytes) -> None:
@@ -178,7 +178,7 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
         specs=specs,
         observer=OBSERVER,
         more="The masks of further blocks, as in train.",
-        request_blobs=decided,
+        request_blobs=request_blobs,
         check_values=exactly_sparse,
         check_order=a_number_of_voters if order is Decision else None,
     )

@@ -170,11 +170,11 @@ class FedSpaLLMSettings(PruningSettings):
         ``linear`` increases it in equal steps. ``cubic`` follows Zhu & Gupta (2017, eq. 1): it
         increases fast at first, while many weights are redundant.
         """
-        share = min(1.0, server_round / rounds)
+        fraction = min(1.0, server_round / rounds)
         if self.schedule == "linear":
-            return self.sparsity * share
+            return self.sparsity * fraction
         if self.schedule == "cubic":
-            return self.sparsity * (1 - (1 - share) ** 3)
+            return self.sparsity * (1 - (1 - fraction) ** 3)
         return self.sparsity
 
 
@@ -262,16 +262,16 @@ def summands(server_round: int, plan: ModelPlan, run: RunSettings) -> SumSpecs:
     A pruned weight adds zero, so there is a number for every weight of the matrix.
     """
     changes = run.of(FedSpaLLMSettings).changes_weights
-    found = {}
+    specs = {}
     for block in plan.blocks:
-        own = votes_specs(block, run.num_clients)
+        block_specs = votes_specs(block, run.num_clients)
         for linear in block.linears if changes else ():
             scale = kept_scale(linear)
             # With a sign and room for all clients, so that the sum does not overflow.
             bits = signed_bits(scale.exponent + scale.fraction_bits, run.num_clients)
-            own[kept_name(linear.name)] = SumSpec(linear.num_weights, bits)
-        found[block_key(block.index)] = own
-    return found
+            block_specs[kept_name(linear.name)] = SumSpec(linear.num_weights, bits)
+        specs[block_key(block.index)] = block_specs
+    return specs
 
 
 def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
@@ -281,15 +281,15 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     """
     header = request.header
     settings = run.of(FedSpaLLMSettings)
-    fetched = request.header.kind == "fetch"
-    asked = (
+    is_fetch = request.header.kind == "fetch"
+    order = (
         validate(SampledBlocksPart, request.fields)
-        if fetched
+        if is_fetch
         else validate(SampledBlocks, request.fields)
     )
     plan = plan_of()
-    _require_blocks(plan, asked.blocks)
-    specs = sampled_specs(plan, run, header.server_round, asked.blocks)
+    _require_blocks(plan, order.blocks)
+    specs = sampled_specs(plan, run, header.server_round, order.blocks)
     sparsity = sparsity_of(run, header.server_round)
 
     def versions_of_all(sampled: SampledBlocks) -> None:

@@ -66,12 +66,12 @@ def input_specs(plan: ModelPlan) -> dict[str, dict[str, TensorSpec]]:
     """
     specs = {}
     for block in plan.blocks:
-        own = {
+        block_specs = {
             name(linear): TensorSpec("U64", (2, block.linear(linear).shape[1]))
             for linear in ADDED_BIASES
             for name in (sums_name, squares_name)
         }
-        specs[block_key(block.index)] = own | {COUNT: TensorSpec("U64", (1,))}
+        specs[block_key(block.index)] = block_specs | {COUNT: TensorSpec("U64", (1,))}
     return specs
 
 

@@ -169,8 +169,8 @@ def require_factor(key: str, factor: NDArray[np.float32], scores: NDArray[np.flo
     A score is the sum of the squares of a column. The limit on a client's scores therefore also
     limits its factor. Raises ProtocolError if the check fails.
     """
-    most = float(scores.sum(dtype=np.float64)) * (1 + ROUNDING) + TINY
-    if not (np.isfinite(factor).all() and np.square(factor, dtype=np.float64).sum() <= most):
+    max_sum = float(scores.sum(dtype=np.float64)) * (1 + ROUNDING) + TINY
+    if not (np.isfinite(factor).all() and np.square(factor, dtype=np.float64).sum() <= max_sum):
         raise ProtocolError(
             f"{key}: a factor's number is not finite, or its squares are more than the scores"
         )
@@ -226,13 +226,13 @@ def equation_specs(
     else:
         places = equation_places(plan, cut, job)
     # Only groups that stay have equations.
-    staying = {place: int((~cut[groups.at(*place)]).sum()) for place in places}
+    num_kept = {place: int((~cut[groups.at(*place)]).sum()) for place in places}
     return {
         equation_key(*place): {
-            JOINT: TensorSpec("F32", (triangle_size(stay),)),
-            AIMS: TensorSpec("F32", (stay,)),
+            JOINT: TensorSpec("F32", (triangle_size(size),)),
+            AIMS: TensorSpec("F32", (size,)),
         }
-        for place, stay in staying.items()
+        for place, size in num_kept.items()
     }
 
 
@@ -246,13 +246,13 @@ def require_sendable(plan: ModelPlan, job: LlmPrunerSettings) -> None:
     """
     for block in plan.blocks:
         for kind in job.rescaled:
-            number = getattr(sizes_of(plan, block), kind)
+            num_groups = getattr(sizes_of(plan, block), kind)
             # float32
-            if (size := 4 * triangle_size(number)) > MAX_BYTES:
+            if (size := 4 * triangle_size(num_groups)) > MAX_BYTES:
                 raise ProtocolError(
-                    f"llm-pruner.rescale = '{job.rescale}': the normal equations of {number} {kind} of a block"
-                    f" take up to {size} bytes, a message has {MAX_BYTES}; set it to 'groups' or"
-                    " 'off'"
+                    f"llm-pruner.rescale = '{job.rescale}': the normal equations of {num_groups}"
+                    f" {kind} of a block take up to {size} bytes, a message has {MAX_BYTES}; set it"
+                    " to 'groups' or 'off'"
                 )
 
 
@@ -305,11 +305,13 @@ def score_specs(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, Tensor
     specs = {}
     for index in cut_blocks(plan, job):
         sizes = sizes_of(plan, plan.blocks[index])
-        own = {score_name(kind): TensorSpec("F32", (getattr(sizes, kind),)) for kind in GROUP_KINDS}
+        scores = {
+            score_name(kind): TensorSpec("F32", (getattr(sizes, kind),)) for kind in GROUP_KINDS
+        }
         factors = {
             fisher_name(kind): fisher_spec(getattr(sizes, kind), run) for kind in job.rearranged
         }
-        specs[block_key(index)] = own | factors
+        specs[block_key(index)] = scores | factors
     return specs
 
 

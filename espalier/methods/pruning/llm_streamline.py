@@ -130,12 +130,12 @@ class LlmStreamlineSettings(SmallerSettings):
         Raises InputError if no block would be left.
         """
         # The small constant absorbs rounding errors of the product.
-        fewer = math.ceil(self.pruning_ratio * num_blocks - 1e-9)
-        if fewer >= num_blocks:
+        num_removed = math.ceil(self.pruning_ratio * num_blocks - 1e-9)
+        if num_removed >= num_blocks:
             raise InputError(
                 f"pruning.ratio = {self.pruning_ratio}: of {count(num_blocks, 'block')} none would stay; lower it"
             )
-        return fewer
+        return num_removed
 
     def span(self, num_blocks: int) -> int:
         """Return how many adjacent blocks are removed, one more if a layer replaces them."""

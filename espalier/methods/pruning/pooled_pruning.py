@@ -173,7 +173,7 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
         request_blobs = decided_specs(plan.blocks[server_round - 2], run)
     private = run.privacy.on
     counts_tokens = settings.weighting == "tokens" and not private
-    most = MAX_SAMPLES * run.data.sequence_length if counts_tokens else 1
+    max_count = MAX_SAMPLES * run.data.sequence_length if counts_tokens else 1
     reply = Reply(
         specs={
             block_key(index): sum_specs(plan.blocks[index])
@@ -182,7 +182,7 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
         observer=PRIVATE_OBSERVER if private else OBSERVER,
         more="The sums of further blocks, as in train.",
         request_blobs=request_blobs,
-        check_values=partial(require_possible, max_count=most, signed=private),
+        check_values=partial(require_possible, max_count=max_count, signed=private),
     )
     return reply.contract(request, run)
 

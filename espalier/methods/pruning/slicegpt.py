@@ -167,8 +167,10 @@ def moment_scale(plan: ModelPlan, run: RunSettings) -> Scale:
     """Return the fixed point of second moments, none of which exceeds the width."""
     # No moment exceeds the width (see ``possible``), so none exceeds 2^exponent.
     exponent = (dense_width(plan) - 1).bit_length()
-    most = most_weight(run)
-    return Scale(exponent, fraction_that_fits(exponent, run.num_clients, most, MAX_FRACTION_BITS))
+    max_weight = most_weight(run)
+    return Scale(
+        exponent, fraction_that_fits(exponent, run.num_clients, max_weight, MAX_FRACTION_BITS)
+    )
 
 
 def summands(server_round: int, plan: ModelPlan, run: RunSettings) -> SumSpecs:

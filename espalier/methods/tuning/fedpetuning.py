@@ -58,11 +58,11 @@ class FedPETuningSettings(AdapterAveraging):
         """Return one error line per conflict between these tables."""
         lines = super().contradictions(method, federation, lora, num_clients)
         if self.aggregation == "fedex":
-            given = "fedpetuning.aggregation = 'fedex'"
-            lines += folding_faults(given, federation, lora)
+            setting = "fedpetuning.aggregation = 'fedex'"
+            lines += folding_faults(setting, federation, lora)
             if federation.aggregation_rule in BY_COORDINATE:
                 lines.append(
-                    f"federation.aggregation-rule = '{federation.aggregation_rule}': {given}"
+                    f"federation.aggregation-rule = '{federation.aggregation_rule}': {setting}"
                     " averages the updates B A, and their coordinates are those of the dense"
                     " matrix, which the server never computes; set the rule to 'clipped-mean'"
                 )
@@ -76,12 +76,12 @@ class FedPETuningSettings(AdapterAveraging):
     @property
     def averaged(self) -> str:
         """Word for what is averaged, for a run's description."""
-        words = {
+        texts = {
             "fedex": "factors, with the residual of the updates,",
             "ffa": "only B trained and",
             "rolora": "B and A trained in turn and",
         }
-        return words.get(self.aggregation, super().averaged)
+        return texts.get(self.aggregation, super().averaged)
 
     def secure_sum_fault(self, federation: FederationSettings) -> str:
         """Return which settings need single replies; empty if none do."""

@@ -235,9 +235,9 @@ def push_contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Co
     if what in ("model", "piece") and header.part:
         raise ProtocolError(f"message: part {header.part} of a {what} does not exist, it has one")
     if what == "model":
-        offered = Manifest.offered(request.fields)
-        number = len(offered.piece_sha256)
-        up = Side(Lacking, check_fields=lambda answer: require_pieces(answer.pieces, number))
+        manifest = Manifest.offered(request.fields)
+        num_pieces = len(manifest.piece_sha256)
+        up = Side(Lacking, check_fields=lambda answer: require_pieces(answer.pieces, num_pieces))
         return Contract("push", run.method, Side(Manifest), up, OFFERED)
     if what == "piece":
         down = Side(Piece, piece_specs(validate(Piece, request.fields)))

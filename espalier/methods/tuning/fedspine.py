@@ -210,7 +210,7 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
     ) -> list[str]:
         """Return one error line per conflict between these tables."""
         lines = super().contradictions(method, federation, lora, num_clients)
-        largest = lora.rank
+        max_rank = lora.rank
         if lora.merge:
             lines.append(
                 f"lora.merge = true: clients of {method} end with models of different shapes, which"
@@ -221,10 +221,10 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
                 f"federation.rounds = {federation.rounds}: {method} prunes from round 2 on; set it"
                 " to 2 or more"
             )
-        if self.rank > largest:
+        if self.rank > max_rank:
             lines.append(
-                f"{method}.rank = {self.rank}: the adapters' largest rank is {largest} (lora.rank);"
-                " lower it"
+                f"{method}.rank = {self.rank}: the adapters' largest rank is {max_rank}"
+                " (lora.rank); lower it"
             )
         if self.allocation in CHOSEN and not self.chooses:
             lines.append(
@@ -255,23 +255,24 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
         The largest arm is twice the mean step, and round 1 only tunes.
         """
         steps = self.rounds_of_pruning(rounds)
-        most = 2 * (rounds - 1)
-        if rounds < 2 or steps <= most:
+        max_steps = 2 * (rounds - 1)
+        if rounds < 2 or steps <= max_steps:
             return []
         return [
             f"{method}.prune-rounds = {steps}: in {count(rounds, 'round')} (federation.rounds) not"
-            f" even the largest arms reach the pruning ratio; lower it to {most} or less"
+            f" even the largest arms reach the pruning ratio; lower it to {max_steps} or less"
         ]
 
     def _schedule_too_long(self, method: str, rounds: int) -> list[str]:
         steps = self.rounds_of_pruning(rounds)
         if rounds < 2 or self.prune_from + steps - 1 <= rounds:
             return []
-        begun = f"{method}.prune-from = {self.prune_from}, " if self.prune_from > 2 else ""
+        prefix = f"{method}.prune-from = {self.prune_from}, " if self.prune_from > 2 else ""
         return [
-            f"{begun}{method}.prune-rounds = {self.prune_rounds or f'0, which is {steps}'}: pruning"
-            f" would end in round {self.prune_from + steps - 1} of {rounds} (federation.rounds),"
-            f" and no device reaches the pruning ratio; lower {'one of them' if begun else 'it'}"
+            f"{prefix}{method}.prune-rounds = {self.prune_rounds or f'0, which is {steps}'}:"
+            f" pruning would end in round {self.prune_from + steps - 1} of {rounds}"
+            f" (federation.rounds), and no device reaches the pruning ratio; lower"
+            f" {'one of them' if prefix else 'it'}"
         ]
 
 
@@ -341,11 +342,14 @@ def trained(
     if structure is None:
         return adapters
     blocks = _smaller(plan, structure).blocks
-    own = {
-        index: tuple(replace(one, linear=blocks[index].linear(one.linear.name)) for one in several)
-        for index, several in adapters.blocks.items()
+    smaller_adapters = {
+        index: tuple(
+            replace(adapter, linear=blocks[index].linear(adapter.linear.name))
+            for adapter in block_adapters
+        )
+        for index, block_adapters in adapters.blocks.items()
     }
-    return replace(adapters, blocks=own)
+    return replace(adapters, blocks=smaller_adapters)
 
 
 @lru_cache(maxsize=64)
@@ -402,11 +406,11 @@ def _require_bits(groups: Groups, _: str, blob: bytes) -> None:
 def _question(request: MessageBody, plan: ModelPlan, run: RunSettings) -> Contract:
     groups = Groups.of(plan)
     job = run.of(FedSpineSettings)
-    asked = validate(CutOrder, request.fields)
+    cut_order = validate(CutOrder, request.fields)
     specs = {STRUCTURE: bit_specs(groups)}
     # Without the blob the request is refused anyway; this value is then not used.
-    known = request.blobs.get(STRUCTURE)
-    before = groups.none if known is None else read_bits(groups, known)
+    structure_blob = request.blobs.get(STRUCTURE)
+    previous = groups.none if structure_blob is None else read_bits(groups, structure_blob)
 
     def within_the_share(order: CutOrder) -> None:
         if order.pruned > groups.wanted(job) + SLACK:
@@ -415,7 +419,7 @@ def _question(request: MessageBody, plan: ModelPlan, run: RunSettings) -> Contra
             )
 
     def is_a_step(_: str, blob: bytes) -> None:
-        require_step(groups, before, read_bits(groups, blob), asked.pruned, job)
+        require_step(groups, previous, read_bits(groups, blob), cut_order.pruned, job)
 
     return Contract(
         kind="push",

@@ -61,8 +61,8 @@ class FloraSettings(AdapterAveraging):
         It is the sum of the clients' ranks; with sampled clients, of the largest ones.
         """
         ranks = [self.rank_limit_of(client, run.lora) for client in range(run.num_clients)]
-        number = run.federation.clients_of_round(run.num_clients)
-        return sum(sorted(ranks)[-number:])
+        num_clients = run.federation.clients_of_round(run.num_clients)
+        return sum(sorted(ranks)[-num_clients:])
 
     def rank_limit_of(self, client: int, lora: LoraSettings) -> int:
         """Return the rank of a client's adapters."""

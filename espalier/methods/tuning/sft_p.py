@@ -202,13 +202,13 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         In addition to the demands of all averaging methods: the steps of clients that took part in
         no round, and calibration samples of held-out text for validation.
         """
-        asked = dict(super().asked_of_sites(run))
+        demands = dict(super().asked_of_sites(run))
         passes = self.late_steps * run.training.accumulation
-        if self.fits_local_baseline(run.federation) and passes > asked["max_steps"][1]:
-            asked["max_steps"] = (f"{run.method}.late-steps x training.accumulation", passes)
+        if self.fits_local_baseline(run.federation) and passes > demands["max_steps"][1]:
+            demands["max_steps"] = (f"{run.method}.late-steps x training.accumulation", passes)
         if self.validation_samples:
-            asked["max_samples"] = (f"{run.method}.validation-samples", self.validation_samples)
-        return asked
+            demands["max_samples"] = (f"{run.method}.validation-samples", self.validation_samples)
+        return demands
 
     def fits_local_baseline(self, federation: FederationSettings) -> bool:
         """Return whether late clients, and clients that no round drew, fit their embeddings.

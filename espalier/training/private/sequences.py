@@ -28,14 +28,14 @@ def private_sequences(
         return _of_text(settings, node, model, client)
     sequences = client_sequences(settings, node, model, client)
     groups = item_groups(settings, node, client) if group_field(settings.data, node) else []
-    found: dict[int, list[int]] = {}
-    (own,) = sequences.parts
-    for number, one in enumerate(own):
+    numbers_by_record: dict[int, list[int]] = {}
+    (part,) = sequences.parts
+    for number, sequence in enumerate(part):
         # A conversation may have several sequences.
-        (item,) = getattr(one, "items", ()) or (number,)
+        (item,) = getattr(sequence, "items", ()) or (number,)
         (record,) = groups[item] if groups else {item}
-        found.setdefault(record, []).append(number)
-    records = list(found.values())
+        numbers_by_record.setdefault(record, []).append(number)
+    records = list(numbers_by_record.values())
     require_records(len(records))
     require_tokens(node, sum(sequences.tokens(range(len(sequences)))), "give the site more data")
     return sequences, records

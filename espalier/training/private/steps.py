@@ -85,8 +85,8 @@ class PrivateSteps:
         The check uses two sequences of token 0, and no data.
         """
         tokens = torch.zeros(2, 3, dtype=torch.int64)
-        own = self.sequences.batch([0]).labels.ndim == 1
-        labels = torch.zeros(2, dtype=torch.int64) if own else tokens
+        is_classification = self.sequences.batch([0]).labels.ndim == 1
+        labels = torch.zeros(2, dtype=torch.int64) if is_classification else tokens
         batch = Batch(tokens, torch.ones_like(tokens), labels)
         with in_training(self.model, False), self._gradients_of_sequences():
             self._backward(batch, 0, 0)
@@ -103,24 +103,24 @@ class PrivateSteps:
             name: torch.zeros(value.shape, dtype=torch.int64, device=value.device)
             for name, value in self.parameters.items()
         }
-        for place, records in enumerate(self._passes(chosen)):
-            rows = [number for own in records for number in own]
+        for pass_index, records in enumerate(self._passes(chosen)):
+            rows = [number for record in records for number in record]
             # (sequences,): place of each sequence's record in this pass.
-            owner = torch.tensor([at for at, own in enumerate(records) for _ in own])
+            owner = torch.tensor([index for index, record in enumerate(records) for _ in record])
             batch = self.sequences.batch(rows)
-            counted = torch.zeros(len(records)).index_add_(0, owner, _counted(batch))
-            of_rows = self._backward(batch, step, place)
+            num_tokens = torch.zeros(len(records)).index_add_(0, owner, _counted(batch))
+            row_gradients = self._backward(batch, step, pass_index)
             parts = {}
-            for name, rows_of_one in of_rows.items():
-                own = rows_of_one.new_zeros(len(records), *rows_of_one.shape[1:])
-                own.index_add_(0, owner.to(own.device), rows_of_one)
+            for name, tensor_rows in row_gradients.items():
+                sums = tensor_rows.new_zeros(len(records), *tensor_rows.shape[1:])
+                sums.index_add_(0, owner.to(sums.device), tensor_rows)
                 # Divided by the counted tokens, so that a long record is not clipped more than a
                 # short one.
-                shape = (-1, *[1] * (own.ndim - 1))
-                parts[name] = own / counted.clamp(min=1).to(own.device).view(shape)
+                shape = (-1, *[1] * (sums.ndim - 1))
+                parts[name] = sums / num_tokens.clamp(min=1).to(sums.device).view(shape)
             # The norm is over all tensors of a record together.
-            for name, whole in clipped(_on_one_device(parts), self.clip_norm).items():
-                total[name] += whole.sum(dim=0).to(total[name].device)
+            for name, clipped_gradients in clipped(_on_one_device(parts), self.clip_norm).items():
+                total[name] += clipped_gradients.sum(dim=0).to(total[name].device)
         return total
 
     def _chosen(self, bits: RandomBits) -> list[list[int]]:
@@ -130,36 +130,36 @@ class PrivateSteps:
             for record in bits.sampled(len(self.records), self.sampling_rate)
         ]
 
-    def _passes(self, chosen: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
+    def _passes(self, records: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
         """Yield records that pass together: up to ``batch-size`` sequences, none divided.
 
         In bfloat16 the gradient of a record changes by percents with those that pass together with
         it, which its bound would not cover. So each passes alone.
         """
-        most = 0 if self.settings.base == "bfloat16" else self.settings.batch_size
-        together: list[Sequence[int]] = []
-        for own in chosen:
-            if together and sum(map(len, together)) + len(own) > most:
-                yield together
-                together = []
-            together.append(own)
-        if together:
-            yield together
+        max_sequences = 0 if self.settings.base == "bfloat16" else self.settings.batch_size
+        group: list[Sequence[int]] = []
+        for record in records:
+            if group and sum(map(len, group)) + len(record) > max_sequences:
+                yield group
+                group = []
+            group.append(record)
+        if group:
+            yield group
 
-    def _backward(self, batch: Batch, step: int, place: int) -> Gradients:
+    def _backward(self, batch: Batch, step: int, pass_index: int) -> Gradients:
         """Return the gradient of each sequence's summed loss, by name."""
         for parameter in self.parameters.values():
             parameter.grad = None
             parameter.grad_sample = None  # type: ignore[attr-defined]
         devices = list(dict.fromkeys(value.device for value in self.parameters.values()))
-        own_seed = derive_seed(self.seed, "dropout", server_round=step, block=place)
-        with seeded(own_seed, [one for one in devices if one.type == "cuda"]):
+        dropout_seed = derive_seed(self.seed, "dropout", server_round=step, block=pass_index)
+        with seeded(dropout_seed, [entry for entry in devices if entry.type == "cuda"]):
             loss = self.loss(self.model, batch, devices[0])
         with warnings.catch_warnings():
             # Token ids have no gradient, and torch says so at every backward hook.
             warnings.simplefilter("ignore", UserWarning)
             loss.backward()
-        found = {}
+        gradients = {}
         for name, parameter in self.parameters.items():
             rows = parameter.grad_sample  # type: ignore[attr-defined]
             if rows is None:
@@ -170,10 +170,10 @@ class PrivateSteps:
                     " single records cannot be had; train other matrices, for instance"
                     " lora.targets = 'attn.q,attn.v', or set privacy.epsilon to 0"
                 )
-            found[name] = rows
+            gradients[name] = rows
             parameter.grad = None
             parameter.grad_sample = None  # type: ignore[attr-defined]
-        return found
+        return gradients
 
     def _take(self, total: Mapping[str, Tensor], bits: RandomBits) -> None:
         """Set the gradients of a step: the sum with noise, divided by public numbers."""
@@ -198,9 +198,9 @@ class PrivateSteps:
             hooks.remove_hooks()
             # Opacus leaves its attributes on the parameters.
             for parameter in self.parameters.values():
-                for left in ("grad_sample", "_forward_counter", "_current_grad_sample"):
-                    if hasattr(parameter, left):
-                        delattr(parameter, left)
+                for attribute in ("grad_sample", "_forward_counter", "_current_grad_sample"):
+                    if hasattr(parameter, attribute):
+                        delattr(parameter, attribute)
 
 
 def _counted(batch: Batch) -> Tensor:

@@ -136,9 +136,9 @@ def contract(
     adapters = trained(plan_of(), run, order.rank_limit)
     sent = of_round(adapters, run, request.header.server_round)
     received = before_round(adapters, run, request.header.server_round)
-    own_parts = parts(adapters, run, request.header.server_round)
+    round_parts = parts(adapters, run, request.header.server_round)
     specs = blob_specs(received, run)
-    last = {key: specs[key] for key in own_parts[-1]}
+    last = {key: specs[key] for key in round_parts[-1]}
     # Two instances, since the ranks of the request must not count for the reply.
     arrived = Values(received, run)
     values = Values(sent, run)
@@ -157,7 +157,7 @@ def contract(
         part_order=PartOrder,
         report=kind_of_report,
         specs=blob_specs(sent, run),
-        parts=own_parts,
+        parts=round_parts,
         observer=PRIVATE_OBSERVER if run.privacy.on else observer,
         more="Further adapter tensors, as in train.",
         request_blobs=last | dict(extra.specs) if request.header.server_round > 1 else {},
@@ -198,12 +198,12 @@ def push_of(
     """
     order = validate(Order, request.fields)
     _require_rank(order.rank_limit, run)
-    whole = trained(plan_of(), run, order.rank_limit)
-    adapters = before_round(whole, run, request.header.server_round)
+    all_adapters = trained(plan_of(), run, order.rank_limit)
+    adapters = before_round(all_adapters, run, request.header.server_round)
     push = Push(
         order=Order,
         specs=blob_specs(adapters, run),
-        parts=parts(whole, run, request.header.server_round),
+        parts=parts(all_adapters, run, request.header.server_round),
         observer="That a part of the global adapters arrived, and nothing else.",
         check_values=_either(extra, Values(adapters, run).check),
         first=first,

@@ -23,8 +23,8 @@ def summands(server_round: int, plan: ModelPlan, run: RunSettings) -> SumSpecs:
 
 def value_scale(run: RunSettings) -> Scale:
     """Return the fixed point of trained values as summands, with at most 64 bits of a sum."""
-    most = most_weight(run)
-    fraction = fraction_that_fits(VALUE_EXPONENT, run.num_clients, most, MAX_FRACTION_BITS)
+    max_weight = most_weight(run)
+    fraction = fraction_that_fits(VALUE_EXPONENT, run.num_clients, max_weight, MAX_FRACTION_BITS)
     return Scale(VALUE_EXPONENT, fraction)
 
 

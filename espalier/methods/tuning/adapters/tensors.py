@@ -54,11 +54,11 @@ def parts(adapters: AdapterPlan, run: RunSettings, server_round: int = 1) -> lis
 
     A blob counts with its larger size.
     """
-    ways = [blob_specs(before_round(adapters, run, server_round), run)]
-    ways.append(blob_specs(of_round(adapters, run, server_round), run))
+    directions = [blob_specs(before_round(adapters, run, server_round), run)]
+    directions.append(blob_specs(of_round(adapters, run, server_round), run))
     sizes = [
-        max(sum(spec.num_bytes for spec in specs[key].values()) for specs in ways)
-        for key in ways[0]
+        max(sum(spec.num_bytes for spec in specs[key].values()) for specs in directions)
+        for key in directions[0]
     ]
-    keys = list(ways[0])
-    return [[keys[place] for place in part] for part in cut_into_parts(sizes, run.part_bytes)]
+    keys = list(directions[0])
+    return [[keys[index] for index in part] for part in cut_into_parts(sizes, run.part_bytes)]

@@ -54,10 +54,10 @@ def rank_in_use(tensors: "Mapping[str, Tensor]") -> int:
     ----------
     tensors : adapter tensors by canonical name; the largest number of all tensors counts
     """
-    largest = 0
+    max_rank = 0
     for name, tensor in tensors.items():
         if name.endswith((".lora_a", ".lora_b")):
             # Number of the last row of A, or column of B, that is not zero.
-            used = (tensor != 0).any(dim=1 if name.endswith(".lora_a") else 0).nonzero()
-            largest = max(largest, int(used.max()) + 1 if len(used) else 0)
-    return largest
+            nonzero = (tensor != 0).any(dim=1 if name.endswith(".lora_a") else 0).nonzero()
+            max_rank = max(max_rank, int(nonzero.max()) + 1 if len(nonzero) else 0)
+    return max_rank
