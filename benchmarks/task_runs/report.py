@@ -1,18 +1,27 @@
-"""Report of a task: a Markdown table, paired differences, and a plot of score against bytes."""
+"""Report of a task: a Markdown table, paired differences, and a plot of loss and bytes."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks.reporting.looks import look_of_arm
 from benchmarks.reporting.paired_comparison import BySeed, Pair, paired_table
-from benchmarks.reporting.panels import heading_of, picture, seeds_note
+from benchmarks.reporting.panels import (
+    Panel,
+    Reference,
+    Series,
+    StudyFigure,
+    draw,
+    picture,
+    seeds_note,
+)
 from benchmarks.reporting.rows import Row, Rows
 from benchmarks.reporting.tables import head_of, mean_and_spread
-from benchmarks.task_runs.arms import ARMS, BASE, LORA
+from benchmarks.task_runs.arms import BASE, LORA
 from benchmarks.task_runs.energy import energy_section
 from benchmarks.task_runs.study import ALONE, DENSE, FIGURES
-from espalier.results.style import GREY, STUDY_WIDTH, look_of, new_figure, save_figure
+from espalier.results.style import GREY, Look
 
 LABELS = {
     "loss": "loss, nats per answer token",
@@ -24,7 +33,12 @@ LABELS = {
     "million_parameters": "million parameters",
     "client_seconds": "seconds of all clients",
 }
-HEIGHT = 540
+LINES = (
+    (DENSE, "dense", "--"),
+    (ALONE, "a client alone", ":"),
+    ("FedEx-LoRA", "mean of the updates B A (FedEx-LoRA)", "-."),
+)
+"""Arms that are lines, with their labels and styles; nothing averages better than the dense mean."""
 PAIRS = (
     *(Pair(name, BASE) for name in ("a client alone", "HetLoRA", "FedSODA", "FedOT", "FedBiOT")),
     *(Pair(name, BASE) for name in LORA if name not in (BASE, "HetLoRA")),
@@ -96,11 +110,11 @@ def write_report(
     }
     if seeds > 1:
         lines += paired_table(by_seed, PAIRS, scores, "score", digits=3)
-    title = f"Tuning methods on {task}: loss against bytes, equal {equal}"
+    title = f"Tuning methods on {task}: loss and bytes, equal {equal}"
     lines += [picture(path, title), ""]
     lines += energy_section(path, conditions)
     path.with_suffix(".md").write_text("\n".join(lines))
-    _plot(heading_of(path, title), rows, path)
+    draw(_figure(rows), path, title)
 
 
 def _cell(rows: Sequence[Row], figure: str, seeds: int) -> str:
@@ -112,32 +126,35 @@ def _cell(rows: Sequence[Row], figure: str, seeds: int) -> str:
     return text if len(values) == seeds else f"{text} ({len(values)})"
 
 
-def _plot(title: str, rows: Rows, path: Path) -> None:
-    from matplotlib.ticker import LogLocator, NullLocator
+def _figure(rows: Rows) -> StudyFigure:
+    """Return the figure of losses and bytes, a row for each arm that sends something.
 
-    with new_figure(HEIGHT, STUDY_WIDTH) as figure:
-        axes = figure.add_subplot()
-        # Uniform guessing is in the table; its loss is too far from those of a pretrained model.
-        for name, line in ((DENSE, "--"), (ALONE, ":")):
-            if values := [float(row["loss"]) for row in rows.rows if row["arm"] == name]:
-                axes.axhline(fmean(values), linestyle=line, color=GREY, label=name)
-        arms = dict.fromkeys(row["arm"] for row in rows.rows if row["megabytes_up"])
-        for arm in arms:
-            own = [row for row in rows.rows if row["arm"] == arm]
-            megabytes = fmean(
-                float(row["megabytes_up"]) + float(row["megabytes_down"]) for row in own
-            )
-            loss = fmean(float(row["loss"]) for row in own)
-            look = look_of(ARMS[arm].settings["method"])
-            axes.scatter(megabytes, loss, color=look.colour, marker=look.marker)
-            axes.annotate(arm, (megabytes, loss), (6, 3), textcoords="offset points", fontsize=9)
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.margins(x=0.15, y=0.1)
-        axes.set_xlabel("MB per client, both ways")
-        axes.set_ylabel(f"{LABELS['loss']} (lower is better)")
-        axes.set_title(title)
-        axes.legend()
-        save_figure(figure, path)
+    Uniform guessing is in the table; its loss is too far from those of a pretrained model.
+    """
+    losses: dict[str, list[float]] = {}
+    megabytes: dict[str, list[float]] = {}
+    for row in rows.rows:
+        losses.setdefault(row["arm"], []).append(float(row["loss"]))
+        if row["megabytes_up"]:
+            both_ways = float(row["megabytes_up"]) + float(row["megabytes_down"])
+            megabytes.setdefault(row["arm"], []).append(both_ways)
+    arms = sorted(megabytes, key=lambda arm: fmean(losses[arm]))
+    looks = {arm: look_of_arm(arm) for arm in arms}
+    references = [
+        Reference(label, fmean(losses[arm]), Look(GREY, "", line))
+        for arm, label, line in LINES
+        if arm in losses
+    ]
+    panels = [
+        Panel(
+            "", LABELS["loss"], [Series("", looks, {arm: losses[arm] for arm in arms})], references
+        ),
+        Panel(
+            "",
+            "MB per client, both ways",
+            [Series("", looks, {arm: megabytes[arm] for arm in arms})],
+            scale="log",
+        ),
+    ]
+    seeds = len({row["seed"] for row in rows.rows})
+    return StudyFigure(panels, 2, seeds_note(seeds), rows=True)
