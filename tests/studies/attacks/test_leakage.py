@@ -1,30 +1,26 @@
 """Leakage benchmark: figures by hand, scores against plain algebra, and attacks on a tiny model."""
 
-import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.leakage import __main__ as command
 from benchmarks.leakage import likelihood
-from benchmarks.leakage.adapters import (
-    AdapterAttack,
-    canaries,
-    exposure,
-    insert,
-    mean_of,
-    private_tuning,
-)
+from benchmarks.leakage.canaries import canaries, exposure, exposures, insert
 from benchmarks.leakage.data_sets import DataSets
 from benchmarks.leakage.figures import Figures, auc, figures, of_two, true_positives
-from benchmarks.leakage.noise import clipped, gaussian_delta, noise_for, private_means
-from benchmarks.leakage.statistics import KINDS, POOLED, StatisticsAttack
+from benchmarks.leakage.private_sums import METHOD, PrivateSumsAttack, _exact
+from benchmarks.leakage.statistics import StatisticsAttack
+from benchmarks.leakage.statistics_kinds import KINDS, POOLED
+from benchmarks.leakage.trained import TrainedAttack, mean_of, private_tuning
+from benchmarks.leakage.trained_replies import TRAINED, Adapters, InnerMatrices, Layer
 from benchmarks.membership import clients as clients_module
 from benchmarks.membership.clients import Clients
-from benchmarks.membership.kinds import TUNING
 from espalier.data.passages import is_held_out
+from espalier.hf.group_scores.streamline import first_layer
 from espalier.hf.machine.computing import Computing
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.settings.run import parse
@@ -102,30 +98,6 @@ def test_members_of_a_mean_are_found() -> None:
     assert auc(scores[0, :8], scores[0, 8:]) == 1.0
 
 
-# ----- noise --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("epsilon", "noise"), [(1.0, 3.7306), (8.0, 0.60023)])
-def test_noise_of_epsilon(epsilon: float, noise: float) -> None:
-    """Known values of the analytic Gaussian mechanism at delta 1e-5."""
-    assert noise_for(epsilon) == pytest.approx(noise, rel=1e-4)
-    assert gaussian_delta(noise_for(epsilon), epsilon) <= 1e-5
-
-
-def test_clipped_means_by_hand() -> None:
-    """Vectors (3, 4) and (0.3, 0.4) in units of 1, limited to norm 1: (0.6, 0.8) and themselves."""
-    vectors = torch.tensor([[[3.0, 8.0], [0.3, 0.8]]])
-    scale = torch.tensor([1.0, 2.0])
-    assert clipped(vectors, scale, 1.0)[0].flatten().tolist() == pytest.approx([0.6, 0.8, 0.3, 0.4])
-    found = private_means(vectors, scale, 1.0, math.inf, torch.Generator())
-    assert found[0].tolist() == pytest.approx([0.45, 0.6])
-    noisy = private_means(
-        vectors.expand(4000, 2, 2), scale, 1.0, 1.0, torch.Generator().manual_seed(0)
-    )
-    # The noise is added to a sum of two vectors.
-    assert float(noisy.std(dim=0).mean()) == pytest.approx(3.7306 / 2, rel=0.05)
-
-
 # ----- attacks on replies -------------------------------------------------------------------------
 
 
@@ -151,12 +123,22 @@ def test_members_are_those_of_the_replies(sets: DataSets) -> None:
     assert sets.members(2).tolist() == [[True] * 8 + [False] * 8]
 
 
-@pytest.mark.parametrize("name", [POOLED, "LLM-Pruner, scores", "LLM-Streamline, similarities"])
-def test_attacker_computes_the_client_s_reply(sets: DataSets, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        (POOLED, {}),
+        ("LLM-Pruner, scores", {}),
+        ("LLM-Streamline, similarities", {}),
+        ("FedSpaLLM, masks and kept weights", {"blocks": [0, 1, 2, 3], "versions": [0] * 4}),
+    ],
+)
+def test_attacker_computes_the_client_s_reply(
+    sets: DataSets, name: str, fields: dict[str, list[int]]
+) -> None:
     """The blobs are those of the app; the other kinds are tested in ``test_membership.py``."""
     kind = KINDS[name]
     run = parse(sets.clients.settings(kind.method))
-    (sent,) = sets.clients.replies(kind.method, {}, [0])
+    (sent,) = sets.clients.replies(kind.method, fields, [0])
     stream = BlockStream(sets.clients.opened, CPU)
     made = list(kind.recompute(stream, sets.clients.known(run, 0), run))
     assert made == [sent.blobs[key] for key in sorted(sent.blobs)]
@@ -169,35 +151,105 @@ def test_attack_on_sums(sets: DataSets) -> None:
     assert alone.auc > 0.9
     summed = attack.summed(2)
     assert (summed.members, summed.others) == (8, 8)
-    hidden = attack.private(1, 0.01)
-    assert hidden.auc < alone.auc
-    # Without noise, clipped vectors still tell.
-    assert attack.private(1, math.inf).auc > 0.8
 
 
-def test_attack_on_adapters(sets: DataSets) -> None:
+def test_attack_on_kept_weights(sets: DataSets) -> None:
+    attack = StatisticsAttack(sets, KINDS["FedSpaLLM, masks and kept weights"], CPU)
+    assert attack.alone().auc > 0.75
+    assert attack.summed(2).auc > 0.6
+
+
+@pytest.mark.parametrize("name", ["FedSpine, bits of a cut", "FedSpine, losses"])
+def test_attack_on_fedspine(sets: DataSets, name: str) -> None:
+    """The replies are those of the app, read as the attacker's own."""
+    attack = StatisticsAttack(sets, KINDS[name], CPU)
+    (replies,) = attack.replies
+    (known,) = attack.known
+    assert (replies.shape, known.shape) == ((2, known.shape[1]), (16, known.shape[1]))
+    found = attack.alone()
+    assert (found.members, found.others) == (8, 24)
+    assert 0.3 < found.auc <= 1
+
+
+def test_attack_on_private_sums(sets: DataSets) -> None:
+    """Replies are those of the app's own mechanism; more noise tells less."""
+    pytest.importorskip("opacus", reason="needs the extra privacy")
+    attack = PrivateSumsAttack(sets, CPU)
+    assert attack.exact.alone().auc > 0.9
+    assert attack.noise_multiplier(1.0) > attack.noise_multiplier(8.0) > 0
+    assert attack.noisy(1, 0.1, seed=0).auc < attack.exact.alone().auc
+    found = attack.noisy(2, 8.0, seed=0)
+    assert (found.members, found.others) == (8, 8)
+    assert found == attack.noisy(2, 8.0, seed=0)
+
+
+def test_private_sums_without_noise_add_up(sets: DataSets) -> None:
+    """The sum of a client is that of its samples, each a record of norm 1."""
+    run = parse(sets.clients.settings(METHOD))
+    samples = sets.clients.known(run, 0)
+    stream = BlockStream(sets.clients.opened, CPU)
+    attack = PrivateSumsAttack(sets, CPU).exact
+    read = attack.known[0][: sets.samples].mean(dim=0)
+    torch.testing.assert_close(attack.replies[0][0], read)
+    assert len(list(_exact(stream, samples, run))) == 4
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_attack_on_trained_tensors(sets: DataSets, name: str) -> None:
     """Members differ from other samples in their words only, so the figures are small but there."""
-    tuning = {**TUNING, "training.learning-rate": 3e-2}
-    attack = AdapterAttack(sets, CPU, tuning)
-    assert attack.alone().auc > 0.5
-    summed = mean_of(attack.replies)
-    key = next(iter(summed))
-    for name, tensor in summed[key].items():
-        expected = (attack.replies[0][key][name] + attack.replies[1][key][name]) / 2
-        torch.testing.assert_close(tensor, expected)
+    attack = TrainedAttack(sets, TRAINED[name](sets.clients, CPU))
+    found = attack.alone()
+    assert (found.members, found.others) == (8, 24)
+    assert found.auc > 0.5
+    assert 0 <= attack.summed(2).auc <= 1
+
+
+def test_means_of_trained_tensors(sets: DataSets) -> None:
+    kind = InnerMatrices(sets.clients, CPU)
+    replies = kind.of([0, 1])
+    # Only the matrices between the frozen factors are sent.
+    assert all(name.endswith("lora_r") for block in replies[0].values() for name in block)
+    key = next(iter(replies[0]))
+    for name, tensor in mean_of(replies)[key].items():
+        torch.testing.assert_close(tensor, (replies[0][key][name] + replies[1][key][name]) / 2)
+
+
+def test_layer_is_compared_with_its_aim(sets: DataSets) -> None:
+    """Training on a sample decreases the error of the hidden states behind the layer."""
+    kind = Layer(sets.clients, CPU, {"llm-streamline.learning-rate": 1e-2})
+    samples = sets.clients.known(kind.run, 0)
+    begun = {kind.KEY: first_layer(sets.clients.opened, kind.start)}
+    (after,) = kind.of([0])
+    assert kind.losses(samples, after).mean() < kind.losses(samples, begun).mean()
 
 
 def test_attack_on_private_adapters(sets: DataSets) -> None:
     """Adapters of DP-SGD come from the app; with other noise they are others."""
     pytest.importorskip("opacus", reason="needs the extra privacy")
-    attacks = [AdapterAttack(sets, CPU, private_tuning(epsilon)) for epsilon in (1.0, 8.0)]
-    assert attacks[0].run.privacy.epsilon == 1
+    kinds = [Adapters(sets.clients, CPU, private_tuning(epsilon)) for epsilon in (1.0, 8.0)]
+    attacks = [TrainedAttack(sets, kind) for kind in kinds]
+    assert kinds[0].run.privacy.epsilon == 1
     key = next(iter(attacks[0].replies[0]))
     one, other = (attack.replies[0][key] for attack in attacks)
     assert any(not torch.equal(one[name], other[name]) for name in one)
     found = attacks[0].alone()
     assert (found.members, found.others) == (8, 24)
     assert 0 <= found.auc <= 1
+
+
+@pytest.mark.parametrize("changes", [{}, private_tuning(1.0)], ids=["plain", "private"])
+def test_exposures_of_canaries(sets: DataSets, changes: dict[str, Any]) -> None:
+    """Training on a canary lowers its loss more than that of other sentences."""
+    if changes:
+        pytest.importorskip("opacus", reason="needs the extra privacy")
+    sentences = canaries(9, 0)
+    for client in range(2):
+        insert(sets.clients.folder, client, sentences[client], 4)
+    settings = {**changes, "training.learning-rate": 3e-2, "data.sequence-length": 64}
+    kind = Adapters(sets.clients, CPU, settings)
+    alone, summed = exposures(kind, 2, sentences[:2], sentences[2:])
+    assert len(alone) == len(summed) == 2
+    assert all(0 <= one <= 3 for one in alone + summed)
 
 
 def test_exposure_by_hand() -> None:
@@ -234,8 +286,8 @@ def test_command_continues(
     monkeypatch.setattr(sys, "argv", ["", *given])
     assert command.main() == 0
     page = (tmp_path / "out" / "leakage-model.md").read_text()
-    assert page.count(f"| {POOLED} | each reply |") == 6
-    assert page.count(f"| {POOLED} | sum of 2 replies |") == 6
+    assert page.count(f"| {POOLED} | each reply |") == 1
+    assert page.count(f"| {POOLED} | sum of 2 replies |") == 1
     monkeypatch.setattr(command, "StatisticsAttack", lambda *_: pytest.fail("measured twice"))
     assert command.main() == 0
     monkeypatch.setattr(sys, "argv", ["", "--clients", "3"])
