@@ -36,8 +36,8 @@ from benchmarks.leakage.private_sums import PrivateSumsAttack
 from benchmarks.leakage.report import FIGURES, KEYS, NO_NOISE, write_report
 from benchmarks.leakage.statistics import StatisticsAttack
 from benchmarks.leakage.statistics_kinds import KINDS
-from benchmarks.leakage.trained import TrainedAttack, private_tuning
-from benchmarks.leakage.trained_replies import TRAINED, Adapters
+from benchmarks.leakage.trained import TRAINED, TrainedAttack, private_tuning
+from benchmarks.leakage.trained_replies import Adapters
 from benchmarks.membership.clients import Clients
 from benchmarks.reporting.rows import Rows
 from benchmarks.study_command import add_arguments, exit_status, model_conditions, new_parser

@@ -11,16 +11,12 @@ from espalier.hf.group_scores.streamline import stretch_cosines
 from espalier.hf.group_scores.taylor import pack_scores, taylor_scores
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.hf.stream.calibration import prune_layers
 from espalier.hf.stream.input_statistics import pack_statistics, read_statistics
 from espalier.hf.stream.pooled_sums import dense_sums, pack_sums, unpack_sums
-from espalier.messages.blobs.mask_tensors import pack_kept, unpack_kept
-from espalier.methods.pruning.fedspallm import FedSpaLLMSettings, sparsity_of
 from espalier.methods.pruning.llm_pruner import LlmPrunerSettings
 from espalier.methods.pruning.llm_streamline import COSINES, LlmStreamlineSettings
 from espalier.methods.pruning.pooled_pruning import PooledPruningSettings
 from espalier.settings.run import RunSettings
-from pruning_kernels.selection.local_pruning import LocalPruning
 
 POOLED = "pooled pruning, sums"
 
@@ -54,23 +50,9 @@ def _cosines(stream: BlockStream, samples: Tensor, run: RunSettings) -> Iterator
     yield pack_statistics({COSINES: found})
 
 
-def _kept(stream: BlockStream, samples: Tensor, run: RunSettings) -> Iterator[bytes]:
-    job = run.of(FedSpaLLMSettings)
-    pruning = LocalPruning(job.local_method, sparsity_of(run, 1), job.local_group, job.damping_mean)
-    layers = range(len(stream.model.plan.blocks))
-    for layer in prune_layers(stream, samples, pruning, layers):
-        yield pack_kept(layer.matrices)
-
-
-def _read_kept(model: OpenedModel, place: int, blob: bytes, _: int) -> Tensor:
-    matrices = unpack_kept(model.plan.blocks[place], blob).values()
-    return torch.cat([matrix.weight().flatten() for matrix in matrices])
-
-
 KINDS: dict[str, Statistics] = {
     **STATISTICS,
     POOLED: Statistics({"method": "pooled-pruning"}, _sums, _read_sums),
-    "FedSpaLLM, masks and kept weights": Statistics({"method": "fedspallm"}, _kept, _read_kept),
     "LLM-Pruner, scores": Statistics({"method": "llm-pruner"}, _scores, _read_all),
     "LLM-Streamline, similarities": Statistics({"method": "llm-streamline"}, _cosines, _read_all),
     **FEDSPINE,

@@ -1,4 +1,4 @@
-"""Attack on tensors that clients trained: the loss of known text.
+"""Attack on tensors that clients trained, or fitted to their text: the loss of known text.
 
 The score of a sample is the decrease of its loss by the reply, compared with that by replies which
 the attacker trained on text of its own, with the same settings. Without this comparison, samples
@@ -14,12 +14,30 @@ from torch import Tensor
 
 from benchmarks.leakage.data_sets import DataSets
 from benchmarks.leakage.figures import Figures, figures
-from benchmarks.leakage.trained_replies import TrainedReplies
+from benchmarks.leakage.layer_replies import KeptWeights, Layer
+from benchmarks.leakage.trained_replies import (
+    Adapters,
+    Generator,
+    InnerMatrices,
+    LastBlocks,
+    TrainedReplies,
+)
 from benchmarks.membership.kinds import TUNING
 from espalier.models.adapters import Tensors
 
 SAMPLING_RATE = 0.25
 """Probability with which a record takes part in a step of DP-SGD."""
+
+
+TRAINED: dict[str, type[TrainedReplies]] = {
+    "FedPETuning, adapters of one round": Adapters,
+    "Fed-SB, inner matrices": InnerMatrices,
+    "FedSODA, adapters of the last blocks": LastBlocks,
+    "SFT-P, generator with LoRA": Generator,
+    "LLM-Streamline, layer": Layer,
+    "FedSpaLLM, masks and kept weights": KeptWeights,
+}
+"""Kinds of trained replies by name."""
 
 
 def private_tuning(epsilon: float) -> dict[str, Any]:

@@ -15,23 +15,16 @@ from client_app.methods.tuning.sft_p import SmallerModel
 from client_app.site import Site
 from espalier.evaluation.perplexity import mean_losses
 from espalier.hf.group_scores.similar_groups import evenly_dropped
-from espalier.hf.group_scores.streamline import (
-    first_layer,
-    most_similar_stretch,
-    open_streamlined,
-    stretch_cosines,
-)
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened_model import OpenedModel, open_model
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits
 from espalier.hf.whole.adapters import merged
 from espalier.hf.whole.inner_matrices import plain_tensors
-from espalier.messages.blobs.adapters import read_layer, sums, unpack_adapters
+from espalier.messages.blobs.adapters import sums, unpack_adapters
 from espalier.messages.blobs.model_pieces import BYTES, PIECE, Piece
 from espalier.messages.message import MessageBody, request_header
 from espalier.messages.tensor_blobs import pack_tensors
-from espalier.methods.pruning.llm_streamline import LlmStreamlineSettings
 from espalier.methods.tuning.adapters.tensors import of_round, trained
 from espalier.methods.tuning.fedsoda import NEVER, FedSodaSettings
 from espalier.methods.tuning.sft_p import SftPSettings
@@ -41,7 +34,6 @@ from espalier.settings.node import simulated_node
 from espalier.settings.run import parse
 from espalier.training.initial_values import initial_values
 from espalier.training.masked_training import first_shared
-from espalier.training.replacement import Stretch
 from strategies.tuning.fedsoda.sub_model import manifest_of, write_sub_model
 
 
@@ -214,60 +206,3 @@ class LastBlocks(Adapters):
         (train,) = super().requests()
         order = {**train.fields, "model_sha256": manifest.sha256, "aligned": NEVER}
         return [Ask("push", manifest.model_dump()), *pieces, Ask("train", order)]
-
-
-class Layer(TrainedReplies):
-    """LLM-Streamline's layer after the first round that trains it."""
-
-    METHOD: ClassVar[Mapping[str, Any]] = {"method": "llm-streamline"}
-    KEY: ClassVar[str] = "layer"
-    _target: Stretch | None = None
-    """Hidden states of the dense model around the layer, of the samples that were asked last."""
-
-    @cached_property
-    def span(self) -> int:
-        """Number of blocks that the layer replaces."""
-        return self.run.of(LlmStreamlineSettings).span(len(self.clients.opened.plan.blocks))
-
-    @cached_property
-    def start(self) -> int:
-        """First block that the layer replaces, by the cosines of the first client."""
-        samples: Tensor = self.clients.known(self.run, 0)
-        after_norm = self.run.of(LlmStreamlineSettings).compares_after_norm
-        stream = BlockStream(self.clients.opened, self.computing)
-        return most_similar_stretch(
-            stretch_cosines(stream, samples, self.span, after_norm=after_norm)
-        )
-
-    def requests(self) -> list[Ask]:
-        """Return the request of the second round, which is the first that trains."""
-        return [Ask("train", {"start": self.start}, server_round=2)]
-
-    def read(self, body: MessageBody) -> Tensors:
-        """Return the values of the layer."""
-        first = first_layer(self.clients.opened, self.start)
-        return {self.KEY: read_layer(body.blobs, first, self.run.federation)}
-
-    @torch.no_grad()
-    def losses(self, samples: Tensor, tensors: Tensors) -> Tensor:
-        """Return the mean squared error of the hidden states behind the layer."""
-        if self._target is None or not torch.equal(self._target.samples, samples):
-            stream = BlockStream(self.clients.opened, self.computing)
-            self._target = Stretch.walked(stream, samples, self.start, self.span)
-        replaced = open_streamlined(self.clients.opened, self.start, self.span, tensors[self.KEY])
-        stream = BlockStream(replaced, self.computing)
-        states = self._target.before.copied()
-        with stream.block(self.start) as layer:
-            states.through(self.start, layer)
-        pairs = zip(states.batches(), self._target.behind.batches(), strict=True)
-        return torch.cat([(one - other).double().square().mean(dim=(1, 2)) for one, other in pairs])
-
-
-TRAINED: dict[str, type[TrainedReplies]] = {
-    "FedPETuning, adapters of one round": Adapters,
-    "Fed-SB, inner matrices": InnerMatrices,
-    "FedSODA, adapters of the last blocks": LastBlocks,
-    "SFT-P, generator with LoRA": Generator,
-    "LLM-Streamline, layer": Layer,
-}
-"""Kinds of trained replies by name."""

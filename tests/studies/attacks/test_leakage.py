@@ -12,11 +12,12 @@ from benchmarks.leakage import likelihood
 from benchmarks.leakage.canaries import canaries, exposure, exposures, insert
 from benchmarks.leakage.data_sets import DataSets
 from benchmarks.leakage.figures import Figures, auc, figures, of_two, true_positives
+from benchmarks.leakage.layer_replies import Layer
 from benchmarks.leakage.private_sums import METHOD, PrivateSumsAttack, _exact
 from benchmarks.leakage.statistics import StatisticsAttack
 from benchmarks.leakage.statistics_kinds import KINDS, POOLED
-from benchmarks.leakage.trained import TrainedAttack, mean_of, private_tuning
-from benchmarks.leakage.trained_replies import TRAINED, Adapters, InnerMatrices, Layer
+from benchmarks.leakage.trained import TRAINED, TrainedAttack, mean_of, private_tuning
+from benchmarks.leakage.trained_replies import Adapters, InnerMatrices
 from benchmarks.membership import clients as clients_module
 from benchmarks.membership.clients import Clients
 from espalier.data.passages import is_held_out
@@ -123,22 +124,12 @@ def test_members_are_those_of_the_replies(sets: DataSets) -> None:
     assert sets.members(2).tolist() == [[True] * 8 + [False] * 8]
 
 
-@pytest.mark.parametrize(
-    ("name", "fields"),
-    [
-        (POOLED, {}),
-        ("LLM-Pruner, scores", {}),
-        ("LLM-Streamline, similarities", {}),
-        ("FedSpaLLM, masks and kept weights", {"blocks": [0, 1, 2, 3], "versions": [0] * 4}),
-    ],
-)
-def test_attacker_computes_the_client_s_reply(
-    sets: DataSets, name: str, fields: dict[str, list[int]]
-) -> None:
+@pytest.mark.parametrize("name", [POOLED, "LLM-Pruner, scores", "LLM-Streamline, similarities"])
+def test_attacker_computes_the_client_s_reply(sets: DataSets, name: str) -> None:
     """The blobs are those of the app; the other kinds are tested in ``test_membership.py``."""
     kind = KINDS[name]
     run = parse(sets.clients.settings(kind.method))
-    (sent,) = sets.clients.replies(kind.method, fields, [0])
+    (sent,) = sets.clients.replies(kind.method, {}, [0])
     stream = BlockStream(sets.clients.opened, CPU)
     made = list(kind.recompute(stream, sets.clients.known(run, 0), run))
     assert made == [sent.blobs[key] for key in sorted(sent.blobs)]
@@ -151,12 +142,6 @@ def test_attack_on_sums(sets: DataSets) -> None:
     assert alone.auc > 0.9
     summed = attack.summed(2)
     assert (summed.members, summed.others) == (8, 8)
-
-
-def test_attack_on_kept_weights(sets: DataSets) -> None:
-    attack = StatisticsAttack(sets, KINDS["FedSpaLLM, masks and kept weights"], CPU)
-    assert attack.alone().auc > 0.75
-    assert attack.summed(2).auc > 0.6
 
 
 @pytest.mark.parametrize("name", ["FedSpine, bits of a cut", "FedSpine, losses"])
