@@ -1,4 +1,4 @@
-"""FedSpine's numbers beside its adapters: the bits of a device's first cut, and its losses.
+"""FedSpine's numbers in addition to its adapters: the bits of a device's first cut, and its losses.
 
 The attacker trains as a device does, on a known sample, and looks at what the device would then cut
 and report.

@@ -278,3 +278,26 @@ def test_command_continues(
     monkeypatch.setattr(sys, "argv", ["", "--clients", "3"])
     assert command.main() == 2
     assert "--clients 3 is no multiple" in capsys.readouterr().err
+
+
+def test_canaries_with_several_epsilons(
+    sets: DataSets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each number of copies is measured without noise and with every epsilon."""
+    pytest.importorskip("opacus", reason="needs the extra privacy")
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    found: list[float] = []
+
+    def exposed(kind: Adapters, *_: object) -> tuple[list[float], list[float]]:
+        found.append(kind.run.privacy.epsilon)
+        return [2.0], [1.0]
+
+    monkeypatch.setattr(command, "exposures", exposed)
+    given = f"--model {sets.clients.model} --canaries --clients 2 --together 2 --samples 4"
+    given += f" --tokens 16 --seeds 0 --out {tmp_path / 'out'}"
+    monkeypatch.setattr(sys, "argv", ["", *given.split()])
+    assert command.main() == 0
+    assert found == [0.0, *command.EPSILONS] * len(command.CANARY_TIMES)
+    page = (tmp_path / "out" / "leakage-model.md").read_text()
+    assert "| 4 times in the text, epsilon 8 | sum of 2 replies | 1.0 |" in page
+    assert "| 4 times in the text | each reply | 2.0 |" in page
