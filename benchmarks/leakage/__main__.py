@@ -2,13 +2,14 @@
 
     python -m benchmarks.leakage --model DIRECTORY --text FILE
     python -m benchmarks.leakage --kind "pooled pruning, sums" --seeds 0 1 2
+    python -m benchmarks.leakage --canaries
 
 For each kind of reply an attacker, who knows the model, the settings and all candidate texts, tells
 samples that a client used from samples that nobody used, and the used one of two data sets. It sees
-each reply, or only the mean of several replies, as with secure sums. For pooled pruning noise of
-several epsilons is emulated; adapters are also trained by DP-SGD with several epsilons, if opacus
-is installed. In adapters it also looks for canaries. Without ``--text`` the text is
-the source code of Python's standard library.
+each reply, or only the mean of several replies, as with secure sums. If opacus is installed, private
+sums of pooled pruning are attacked with several epsilons, and adapters are also trained by DP-SGD.
+In adapters it also looks for canaries. Without ``--text`` the text is the source code of Python's
+standard library.
 
 Results go to ``docs/studies/leakage-<model>.csv`` row by row, so an interrupted measurement
 continues, and finally to a page next to it.
@@ -21,24 +22,22 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from functools import cached_property
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
 
-from benchmarks.leakage.adapters import (
-    POSSIBILITIES,
-    AdapterAttack,
-    canaries,
-    exposures,
-    insert,
-    private_tuning,
-)
+from benchmarks.leakage.canaries import POSSIBILITIES, canaries, exposures, insert
 from benchmarks.leakage.data_sets import DataSets
 from benchmarks.leakage.figures import Figures
+from benchmarks.leakage.private_sums import PrivateSumsAttack
 from benchmarks.leakage.report import FIGURES, KEYS, NO_NOISE, write_report
-from benchmarks.leakage.statistics import DP_SGD, EPSILONS, KINDS, POOLED, StatisticsAttack
+from benchmarks.leakage.statistics import StatisticsAttack
+from benchmarks.leakage.statistics_kinds import KINDS
+from benchmarks.leakage.trained import TRAINED, TrainedAttack, private_tuning
+from benchmarks.leakage.trained_replies import Adapters
 from benchmarks.membership.clients import Clients
 from benchmarks.reporting.rows import Rows
 from benchmarks.study_command import add_arguments, exit_status, model_conditions, new_parser
@@ -47,6 +46,9 @@ from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened_model import open_model
 
 ADAPTERS = "FedPETuning, adapters of one round"
+PRIVATE_SUMS = "pooled pruning, private sums"
+KINDS_OF_REPLIES = (*KINDS, PRIVATE_SUMS, *TRAINED)
+EPSILONS = (1.0, 2.0, 4.0, 8.0)
 CANARY_TIMES = (1, 4, 16)
 """How often a canary is in a client's text."""
 
@@ -59,8 +61,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--kind",
         action="append",
-        choices=[ADAPTERS, *KINDS],
-        help="kind of reply; may be given several times; default: all",
+        choices=KINDS_OF_REPLIES,
+        help="kind of reply; may be given several times; default: all, and canaries",
+    )
+    parser.add_argument(
+        "--canaries", action="store_true", help="canaries only, or with the given kinds"
     )
     parser.add_argument("--clients", type=int, default=16, help="clients that reply")
     parser.add_argument("--unused", type=int, default=16, help="data sets that nobody uses")
@@ -97,54 +102,70 @@ class Measurement:
 
     def rows(self, kind: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         """Yield the rows of a kind of reply: keys and figures."""
-        together = self.given.together
-        attack = (
-            AdapterAttack(self.sets, self.computing)
-            if kind == ADAPTERS
-            else StatisticsAttack(self.sets, KINDS[kind], self.computing)
+        if kind == PRIVATE_SUMS:
+            yield from self._private_sums()
+            return
+        yield from self._both(
+            kind,
+            TrainedAttack(self.sets, TRAINED[kind](self.sets.clients, self.computing))
+            if kind in TRAINED
+            else StatisticsAttack(self.sets, KINDS[kind], self.computing),
         )
-        for seen, found in (
-            (EACH, attack.alone()),
-            (_sum_of(together), attack.summed(together)),
-        ):
-            yield self.key(kind, seen), _figures(found)
-        if isinstance(attack, StatisticsAttack) and kind == POOLED:
-            for number, epsilon in ((n, e) for n in (1, together) for e in EPSILONS):
-                found = attack.private(number, epsilon, self.seed)
-                seen = EACH if number == 1 else _sum_of(number)
-                noise = f"{epsilon:g}" if epsilon < float("inf") else "infinity, clipped"
-                yield self.key(kind, seen, noise), _figures(found)
-        for epsilon in DP_SGD if kind == ADAPTERS and find_spec("opacus") else ():
-            yield from self._private_rows(epsilon)
+        # Adapters with DP-SGD follow, each epsilon with trainings of its own.
+        for epsilon in epsilons() if kind == ADAPTERS else ():
+            adapters = Adapters(self.sets.clients, self.computing, private_tuning(epsilon))
+            yield from self._both(kind, TrainedAttack(self.sets, adapters), f"{epsilon:g}")
 
-    def _private_rows(self, epsilon: float) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """Yield the rows of adapters that were trained by DP-SGD."""
-        attack = AdapterAttack(self.sets, self.computing, private_tuning(epsilon))
+    def _both(
+        self, kind: str, attack: StatisticsAttack | TrainedAttack, epsilon: str = NO_NOISE
+    ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Yield the rows of an attack on each reply, and on means of several."""
         together = self.given.together
-        yield self.key(ADAPTERS, EACH, f"{epsilon:g}"), _figures(attack.alone())
-        summed = attack.summed(together)
-        yield self.key(ADAPTERS, _sum_of(together), f"{epsilon:g}"), _figures(summed)
+        yield self.key(kind, EACH, epsilon), _figures(attack.alone())
+        yield self.key(kind, _sum_of(together), epsilon), _figures(attack.summed(together))
 
-    def canary_rows(self, times: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """Yield the rows of canaries that are in each client's text a number of times."""
-        given = self.given
-        clients = self._clients(self.folder / f"canaries-{times}", given.together)
+    def _private_sums(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Yield the rows of sums over normalised records, without noise and with that of the app."""
+        attack = PrivateSumsAttack(self.sets, self.computing)
+        yield from self._both(PRIVATE_SUMS, attack.exact, "infinity")
+        for epsilon in epsilons():
+            for number, seen in self._seen():
+                found = attack.noisy(number, epsilon, self.seed)
+                yield self.key(PRIVATE_SUMS, seen, f"{epsilon:g}"), _figures(found)
+
+    def _seen(self) -> tuple[tuple[int, str], ...]:
+        """Return numbers of replies that are seen as one, and their names."""
+        return (1, EACH), (self.given.together, _sum_of(self.given.together))
+
+    def canary_rows(
+        self, times: int, epsilon: float | None = None
+    ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Yield the rows of canaries that are in each client's text a number of times.
+
+        With an epsilon clients train by DP-SGD. A canary is in one record, so it is protected.
+        """
+        together = self.given.together
+        name = _epsilon(epsilon)
+        clients = self._clients(self.folder / f"canaries-{times}-{name}", together)
         clients.deal()
-        sentences = canaries(given.together + POSSIBILITIES - 1, self.seed)
-        inserted = sentences[: given.together]
+        sentences = canaries(together + POSSIBILITIES - 1, self.seed)
+        inserted = sentences[:together]
         for client, canary in enumerate(inserted):
             insert(clients.folder, client, canary, times)
-        alone, summed = exposures(
-            clients,
-            given.together,
-            given.together,
-            inserted,
-            sentences[given.together :],
-            self.computing,
-        )
-        for seen, found in ((EACH, alone), (_sum_of(given.together), summed)):
-            figures = dict.fromkeys(FIGURES, None) | {"exposure": fmean(found)}
-            yield self.key(_canary(times), seen), figures
+        changes = {} if epsilon is None else private_tuning(epsilon)
+        kind = Adapters(clients, self.computing, changes)
+        found = exposures(kind, together, inserted, sentences[together:])
+        for (_, seen), values in zip(self._seen(), found, strict=True):
+            figures = dict.fromkeys(FIGURES, None) | {"exposure": fmean(values)}
+            yield self.key(_canary(times), seen, name), figures
+
+    def last(self, kind: str) -> dict[str, Any]:
+        """Return the keys of the row of a kind that is written last."""
+        private = kind in (PRIVATE_SUMS, ADAPTERS)
+        epsilon = _epsilon(epsilons()[-1]) if private and epsilons() else NO_NOISE
+        if kind == PRIVATE_SUMS and not epsilons():
+            epsilon = "infinity"
+        return self.key(kind, _sum_of(self.given.together), epsilon)
 
     def key(self, message: str, seen: str, epsilon: str = NO_NOISE) -> dict[str, Any]:
         """Return the keys of a row."""
@@ -152,6 +173,15 @@ class Measurement:
 
 
 EACH = "each reply"
+
+
+def epsilons() -> tuple[float, ...]:
+    """Return the epsilons that are measured; none without opacus, which accounts for them."""
+    return EPSILONS if find_spec("opacus") else ()
+
+
+def _epsilon(epsilon: float | None) -> str:
+    return NO_NOISE if epsilon is None else f"{epsilon:g}"
 
 
 def _sum_of(together: int) -> str:
@@ -187,28 +217,17 @@ def _work(given: argparse.Namespace) -> None:
     for seed in given.seeds:
         with tempfile.TemporaryDirectory() as folder:
             measurement = Measurement(given, seed, Path(folder))
-            for kind in given.kind or [*KINDS, ADAPTERS]:
-                # The last row of a kind is written last.
-                last = measurement.key(kind, _sum_of(given.together))
-                if rows.missing(iter([last])) or _lacks_noise(rows, measurement, kind):
+            for kind in given.kind or ([] if given.canaries else KINDS_OF_REPLIES):
+                if rows.missing(iter([measurement.last(kind)])):
                     rows.add_all(measurement.rows(kind))
-            for times in CANARY_TIMES if not given.kind or ADAPTERS in given.kind else ():
-                last = measurement.key(_canary(times), _sum_of(given.together))
+            if given.kind and not given.canaries:
+                continue
+            for times, epsilon in product(CANARY_TIMES, (None, *epsilons())):
+                last = measurement.key(_canary(times), _sum_of(given.together), _epsilon(epsilon))
                 if rows.missing(iter([last])):
-                    rows.add_all(measurement.canary_rows(times))
+                    rows.add_all(measurement.canary_rows(times, epsilon))
     write_report(rows.rows, conditions, path)
     print(f"written      {path}.md")
-
-
-def _lacks_noise(rows: Rows, measurement: Measurement, kind: str) -> bool:
-    """Return whether rows with noise are missing."""
-    last = {POOLED: "infinity, clipped"}
-    if find_spec("opacus"):
-        last[ADAPTERS] = f"{DP_SGD[-1]:g}"
-    if kind not in last:
-        return False
-    together = _sum_of(measurement.given.together)
-    return bool(rows.missing(iter([measurement.key(kind, together, last[kind])])))
 
 
 def main() -> int:

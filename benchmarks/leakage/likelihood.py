@@ -24,9 +24,14 @@ class Products:
     """Inner products of replies and samples, standardised number by number; added up over places.
 
     They are all that the test needs, so that vectors are in memory for one place at a time.
+
+    Parameters
+    ----------
+    noise : variance that the noise of replies adds to each number of a sample
     """
 
-    def __init__(self) -> None:
+    def __init__(self, noise: float = 0.0) -> None:
+        self._noise = noise
         zero = torch.zeros((), dtype=torch.float64)
         self.numbers = 0
         self._reply_known = self._reply_reference = self._known_reference = zero
@@ -44,7 +49,7 @@ class Products:
         """
         reference = reference.float()
         mean = reference.mean(dim=0)
-        spread = reference.std(dim=0)
+        spread = (reference.var(dim=0) + self._noise).sqrt()
         told = spread > 0
         reference = (reference[:, told] - mean[told]) / spread[told]
         known = (known[:, told].float() - mean[told]) / spread[told]
@@ -69,9 +74,11 @@ class Products:
         return products / squares.clamp(min=1e-12).sqrt()
 
 
-def scores_of(places: Iterable[tuple[Tensor, Tensor, Tensor, Tensor]]) -> Tensor:
+def scores_of(
+    places: Iterable[tuple[Tensor, Tensor, Tensor, Tensor]], noise: float = 0.0
+) -> Tensor:
     """Return the scores after all places, each with the arguments of ``Products.add``."""
-    products = Products()
+    products = Products(noise)
     for place in places:
         products.add(*place)
     return products.scores()

@@ -70,7 +70,13 @@ def _canaries(rows: Sequence[Row]) -> list[str]:
         "| canary | what the attacker sees | exposure |",
         "|---|---|---|",
     ]
-    for key in dict.fromkeys((row["message"], row["seen"]) for row in found):
-        own = [float(row["exposure"]) for row in found if (row["message"], row["seen"]) == key]
+    for key in dict.fromkeys(_canary(row) for row in found):
+        own = [float(row["exposure"]) for row in found if _canary(row) == key]
         lines.append(f"| {key[0]} | {key[1]} | {fmean(own):.1f} |")
     return [*lines, ""]
+
+
+def _canary(row: Row) -> tuple[str, str]:
+    """Return the first two cells of a canary's row."""
+    noise = "" if row["epsilon"] == NO_NOISE else f", epsilon {row['epsilon']}"
+    return row["message"] + noise, row["seen"]

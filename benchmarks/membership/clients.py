@@ -3,8 +3,8 @@
 import json
 import os
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from espalier.data.passages import passages, split
 from espalier.errors import InputError
 from espalier.hf.opening.opened_model import OpenedModel, open_model
 from espalier.identity.names import lineage_of
-from espalier.messages.message import MessageBody, request_header
+from espalier.messages.message import Kind, MessageBody, request_header
 from espalier.messages.records import address, read
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings, parse
@@ -26,6 +26,16 @@ from tests.in_process import InProcessGrid
 
 SECONDS = 600.0
 """Seconds until a request expires."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Request to a client."""
+
+    kind: Kind
+    fields: Mapping[str, Any]
+    server_round: int = 1
+    blobs: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -116,7 +126,7 @@ class Clients:
 
     def known(self, run: RunSettings, client: int) -> Tensor:
         """Return the samples that a client's reply uses: (samples, tokens), int64."""
-        own = training_samples if run.method == "fedpetuning" else client_samples
+        own = training_samples if run.tunes else client_samples
         return own(run, simulated_node(), self.opened.encode, client)
 
     def replies(
@@ -132,6 +142,22 @@ class Clients:
         InputError
             A client refuses.
         """
+        ask = [Ask("train", dict(fields))]
+        return [reply for (reply,) in self.exchanges(method, ask, asked)]
+
+    def exchanges(
+        self,
+        method: Mapping[str, Any],
+        requests: Sequence[Ask],
+        asked: Sequence[int] | None = None,
+    ) -> Iterator[list[MessageBody]]:
+        """Yield each asked client's replies to requests that are sent one after the other.
+
+        Raises
+        ------
+        InputError
+            A client refuses.
+        """
         settings = self.settings(method)
         run = parse(settings)
         # A client answers a round of a run once, so runs with other settings have another state.
@@ -140,18 +166,20 @@ class Clients:
             {"partition-id": client, "num-partitions": self.number} for client in range(self.number)
         ]
         grid = InProcessGrid(app, nodes, settings)
-        found = []
+        lineage = lineage_of("20260101-000000", run.method)
         nodes_of_clients = grid.get_node_ids()
         for client in range(self.number) if asked is None else asked:
-            node_id = nodes_of_clients[client]
-            lineage = lineage_of("20260101-000000", run.method)
-            header = request_header(run.method, "train", 1, client, lineage=lineage)
-            (message,) = grid.push_messages(
-                [address(MessageBody(header, dict(fields)), node_id, SECONDS)]
-            )
-            (reply,) = grid.pull_messages([message])
-            body = read(reply.content)
-            if body.header.status != "ok":
-                raise InputError(f"client {client}: {body.fields.get('reason', 'did not answer')}")
-            found.append(body)
-        return found
+            found = []
+            for one in requests:
+                header = request_header(
+                    run.method, one.kind, one.server_round, client, lineage=lineage
+                )
+                message = MessageBody(header, dict(one.fields), dict(one.blobs))
+                (sent,) = grid.push_messages([address(message, nodes_of_clients[client], SECONDS)])
+                (reply,) = grid.pull_messages([sent])
+                body = read(reply.content)
+                if body.header.status != "ok":
+                    reason = body.fields.get("reason", "did not answer")
+                    raise InputError(f"client {client}: {reason}")
+                found.append(body)
+            yield found

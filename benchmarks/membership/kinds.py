@@ -30,6 +30,7 @@ from pruning_kernels.selection.local_pruning import LocalPruning
 
 Recompute = Callable[[BlockStream, Tensor, RunSettings], Iterator[bytes]]
 Read = Callable[[OpenedModel, int, bytes, int], Tensor]
+Sent = Callable[[Clients, Sequence[int]], Iterator[list[bytes]]]
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Statistics:
     """Function that yields the blobs that a client makes of its samples."""
     read: Read
     """Function from (model, place, blob, tokens) to the numbers in the blob, (numbers,)."""
+    sent: Sent | None = None
+    """Function that yields the blobs of each asked client, if they are not those of round 1."""
 
 
 def _masks(stream: BlockStream, samples: Tensor, run: RunSettings) -> Iterator[bytes]:

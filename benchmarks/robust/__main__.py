@@ -4,7 +4,7 @@
     python -m benchmarks.robust --model DIRECTORY --path FILE --text NAME=FILE --method fedpetuning
 
 Of eight clients, none to three send poison in every round: sign-flipped, scaled or random tensors,
-inverted or random votes, votes of ones. Each attack runs with each aggregation rule that the method
+sums and scores, inverted or random votes, votes of ones. Each attack runs with each aggregation rule that the method
 has. Without ``--path``, the clients' text and the evaluation text are built in: the source code of
 Python's standard library for tuning, and Python's documentation for pruning. Results go to
 ``docs/studies/robust-<name>.csv`` row by row, so an interrupted study continues, and finally to a
@@ -34,7 +34,7 @@ from espalier.errors import InputError
 from espalier.hf.opening.opened_model import open_model
 from espalier.settings.run import parse
 
-BUILT_IN = {"fedpetuning": "code", "pooled-pruning": "documentation", "fedprllm": "documentation"}
+BUILT_IN = {**dict.fromkeys(SUBJECTS, "documentation"), "fedpetuning": "code"}
 """Text of the clients and of the evaluation by method, if no file is named."""
 
 
@@ -44,9 +44,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="demo", help="directory of a Hugging Face model")
     parser.add_argument("--path", type=Path, help="text that is dealt out to the clients")
     parser.add_argument("--text", metavar="NAME=FILE", help="evaluation text, with --path")
-    parser.add_argument(
-        "--method", action="append", choices=sorted(SUBJECTS), help="default: all three"
-    )
+    parser.add_argument("--method", action="append", choices=sorted(SUBJECTS), help="default: all")
     parser.add_argument("--bad", type=int, nargs="+", default=[0, 1, 2, 3])
     parser.add_argument("--samples", type=int, default=8, help="calibration samples per client")
     parser.add_argument("--sequence-length", type=int, default=128, help="tokens of a sample")

@@ -15,9 +15,11 @@ from torch import Tensor
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.message import MessageBody
 from espalier.messages.records import read, write
+from espalier.methods.pruning.flap import sums_name
 from espalier.methods.pruning.pooled_pruning import COUNT, FRACTION_BITS
 from espalier.methods.tuning.adapters.tensors import trained
 from espalier.models.plan import block_of_key
+from espalier.models.structure import ADDED_BIASES
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import sha256
 from espalier.training.initial_values import initial_values
@@ -56,7 +58,7 @@ SUMS: dict[str, Update] = {
         sums * torch.exp(SPREAD * torch.randn(sums.shape, generator=generator).double())
     ),
 }
-"""Attacks on sums of squares; negative sums are refused by the contract."""
+"""Attacks on sums of squares and on scores; negative ones are refused by the contract."""
 ALL_ONES = "all ones"
 INVERTED = "inverted"
 RANDOM = "random"
@@ -113,10 +115,16 @@ class BadClient:
             return begun + ADAPTERS[self.attack](value - begun, self.generator)
         if self.method == "fedprllm":
             return self._votes(key, name, value)
-        if name == COUNT:
+        if self.method == "llm-pruner":
+            return SUMS[self.attack](value.double(), self.generator).float()
+        # FLAP's sums stay: their squares must not be larger than the sums of squares allow.
+        if name == COUNT or name in map(sums_name, ADDED_BIASES):
             return value
         bits = FRACTION_BITS["tokens"]
-        sums = SUMS[self.attack](from_words(value.numpy(), bits), self.generator)
+        honest = from_words(value.numpy(), bits)
+        sums = SUMS[self.attack](honest, self.generator)
+        if self.method == "flap":
+            sums = sums.maximum(honest)
         return torch.from_numpy(to_words(sums.clamp(max=bound(bits) / 2), bits))
 
     def _votes(self, key: str, name: str, words: Tensor) -> Tensor:

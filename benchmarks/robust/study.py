@@ -24,6 +24,8 @@ from espalier.storage.atomic import write_bytes
 CLIENTS = 8
 TRIMMED = 2
 """Number of values that the trimmed mean leaves out at each end."""
+RATIO = 0.25
+"""Pruning ratio of methods that remove groups."""
 KEYS = ("seed", "method", "attack", "bad", "rule", "text")
 FIGURES = ("perplexity", "dropped")
 NOBODY = "nobody"
@@ -66,6 +68,8 @@ SUBJECTS: dict[str, Subject] = {
         tuple(rule for rule in RULES if rule != "clipped mean"),
         {"pruning.sparsity": 0.5},
     ),
+    "flap": Subject(tuple(SUMS), tuple(RULES), {"pruning.ratio": RATIO}),
+    "llm-pruner": Subject(tuple(SUMS), ("mean", "clipped mean"), {"pruning.ratio": RATIO}),
 }
 """Settings and attacks by method."""
 
@@ -151,8 +155,11 @@ def _page(rows: Rows, conditions: Mapping[str, Any]) -> list[str]:
     if "fedpetuning" in methods:
         rounds = tuning["federation.rounds"]
         amounts.append(f"tuning for {rounds} rounds of {tuning['training.steps']} steps")
-    if methods - {"fedpetuning"}:
-        amounts.append(f"pruning to 50% with {conditions['samples']} calibration samples")
+    samples = f"with {conditions['samples']} calibration samples"
+    if methods & {"pooled-pruning", "fedprllm"}:
+        amounts.append(f"pruning to 50% {samples}")
+    if methods & {"flap", "llm-pruner"}:
+        amounts.append(f"removal of {RATIO:.0%} of the parameters {samples}")
     lines = [
         "# Bad clients and aggregation rules",
         "",

@@ -1,30 +1,27 @@
 """Leakage benchmark: figures by hand, scores against plain algebra, and attacks on a tiny model."""
 
-import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.leakage import __main__ as command
 from benchmarks.leakage import likelihood
-from benchmarks.leakage.adapters import (
-    AdapterAttack,
-    canaries,
-    exposure,
-    insert,
-    mean_of,
-    private_tuning,
-)
+from benchmarks.leakage.canaries import canaries, exposure, exposures, insert
 from benchmarks.leakage.data_sets import DataSets
 from benchmarks.leakage.figures import Figures, auc, figures, of_two, true_positives
-from benchmarks.leakage.noise import clipped, gaussian_delta, noise_for, private_means
-from benchmarks.leakage.statistics import KINDS, POOLED, StatisticsAttack
+from benchmarks.leakage.layer_replies import Layer
+from benchmarks.leakage.private_sums import METHOD, PrivateSumsAttack, _exact
+from benchmarks.leakage.statistics import StatisticsAttack
+from benchmarks.leakage.statistics_kinds import KINDS, POOLED
+from benchmarks.leakage.trained import TRAINED, TrainedAttack, mean_of, private_tuning
+from benchmarks.leakage.trained_replies import Adapters, InnerMatrices
 from benchmarks.membership import clients as clients_module
 from benchmarks.membership.clients import Clients
-from benchmarks.membership.kinds import TUNING
 from espalier.data.passages import is_held_out
+from espalier.hf.group_scores.streamline import first_layer
 from espalier.hf.machine.computing import Computing
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.settings.run import parse
@@ -102,30 +99,6 @@ def test_members_of_a_mean_are_found() -> None:
     assert auc(scores[0, :8], scores[0, 8:]) == 1.0
 
 
-# ----- noise --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("epsilon", "noise"), [(1.0, 3.7306), (8.0, 0.60023)])
-def test_noise_of_epsilon(epsilon: float, noise: float) -> None:
-    """Known values of the analytic Gaussian mechanism at delta 1e-5."""
-    assert noise_for(epsilon) == pytest.approx(noise, rel=1e-4)
-    assert gaussian_delta(noise_for(epsilon), epsilon) <= 1e-5
-
-
-def test_clipped_means_by_hand() -> None:
-    """Vectors (3, 4) and (0.3, 0.4) in units of 1, limited to norm 1: (0.6, 0.8) and themselves."""
-    vectors = torch.tensor([[[3.0, 8.0], [0.3, 0.8]]])
-    scale = torch.tensor([1.0, 2.0])
-    assert clipped(vectors, scale, 1.0)[0].flatten().tolist() == pytest.approx([0.6, 0.8, 0.3, 0.4])
-    found = private_means(vectors, scale, 1.0, math.inf, torch.Generator())
-    assert found[0].tolist() == pytest.approx([0.45, 0.6])
-    noisy = private_means(
-        vectors.expand(4000, 2, 2), scale, 1.0, 1.0, torch.Generator().manual_seed(0)
-    )
-    # The noise is added to a sum of two vectors.
-    assert float(noisy.std(dim=0).mean()) == pytest.approx(3.7306 / 2, rel=0.05)
-
-
 # ----- attacks on replies -------------------------------------------------------------------------
 
 
@@ -169,35 +142,99 @@ def test_attack_on_sums(sets: DataSets) -> None:
     assert alone.auc > 0.9
     summed = attack.summed(2)
     assert (summed.members, summed.others) == (8, 8)
-    hidden = attack.private(1, 0.01)
-    assert hidden.auc < alone.auc
-    # Without noise, clipped vectors still tell.
-    assert attack.private(1, math.inf).auc > 0.8
 
 
-def test_attack_on_adapters(sets: DataSets) -> None:
+@pytest.mark.parametrize("name", ["FedSpine, bits of a cut", "FedSpine, losses"])
+def test_attack_on_fedspine(sets: DataSets, name: str) -> None:
+    """The replies are those of the app, read as the attacker's own."""
+    attack = StatisticsAttack(sets, KINDS[name], CPU)
+    (replies,) = attack.replies
+    (known,) = attack.known
+    assert (replies.shape, known.shape) == ((2, known.shape[1]), (16, known.shape[1]))
+    found = attack.alone()
+    assert (found.members, found.others) == (8, 24)
+    assert 0.3 < found.auc <= 1
+
+
+def test_attack_on_private_sums(sets: DataSets) -> None:
+    """Replies are those of the app's own mechanism; more noise tells less."""
+    pytest.importorskip("opacus", reason="needs the extra privacy")
+    attack = PrivateSumsAttack(sets, CPU)
+    assert attack.exact.alone().auc > 0.9
+    assert attack.noise_multiplier(1.0) > attack.noise_multiplier(8.0) > 0
+    assert attack.noisy(1, 0.1, seed=0).auc < attack.exact.alone().auc
+    found = attack.noisy(2, 8.0, seed=0)
+    assert (found.members, found.others) == (8, 8)
+    assert found == attack.noisy(2, 8.0, seed=0)
+
+
+def test_private_sums_without_noise_add_up(sets: DataSets) -> None:
+    """The sum of a client is that of its samples, each a record of norm 1."""
+    run = parse(sets.clients.settings(METHOD))
+    samples = sets.clients.known(run, 0)
+    stream = BlockStream(sets.clients.opened, CPU)
+    attack = PrivateSumsAttack(sets, CPU).exact
+    read = attack.known[0][: sets.samples].mean(dim=0)
+    torch.testing.assert_close(attack.replies[0][0], read)
+    assert len(list(_exact(stream, samples, run))) == 4
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_attack_on_trained_tensors(sets: DataSets, name: str) -> None:
     """Members differ from other samples in their words only, so the figures are small but there."""
-    tuning = {**TUNING, "training.learning-rate": 3e-2}
-    attack = AdapterAttack(sets, CPU, tuning)
-    assert attack.alone().auc > 0.5
-    summed = mean_of(attack.replies)
-    key = next(iter(summed))
-    for name, tensor in summed[key].items():
-        expected = (attack.replies[0][key][name] + attack.replies[1][key][name]) / 2
-        torch.testing.assert_close(tensor, expected)
+    attack = TrainedAttack(sets, TRAINED[name](sets.clients, CPU))
+    found = attack.alone()
+    assert (found.members, found.others) == (8, 24)
+    assert found.auc > 0.5
+    assert 0 <= attack.summed(2).auc <= 1
+
+
+def test_means_of_trained_tensors(sets: DataSets) -> None:
+    kind = InnerMatrices(sets.clients, CPU)
+    replies = kind.of([0, 1])
+    # Only the matrices between the frozen factors are sent.
+    assert all(name.endswith("lora_r") for block in replies[0].values() for name in block)
+    key = next(iter(replies[0]))
+    for name, tensor in mean_of(replies)[key].items():
+        torch.testing.assert_close(tensor, (replies[0][key][name] + replies[1][key][name]) / 2)
+
+
+def test_layer_is_compared_with_its_aim(sets: DataSets) -> None:
+    """Training on a sample decreases the error of the hidden states behind the layer."""
+    kind = Layer(sets.clients, CPU, {"llm-streamline.learning-rate": 1e-2})
+    samples = sets.clients.known(kind.run, 0)
+    begun = {kind.KEY: first_layer(sets.clients.opened, kind.start)}
+    (after,) = kind.of([0])
+    assert kind.losses(samples, after).mean() < kind.losses(samples, begun).mean()
 
 
 def test_attack_on_private_adapters(sets: DataSets) -> None:
     """Adapters of DP-SGD come from the app; with other noise they are others."""
     pytest.importorskip("opacus", reason="needs the extra privacy")
-    attacks = [AdapterAttack(sets, CPU, private_tuning(epsilon)) for epsilon in (1.0, 8.0)]
-    assert attacks[0].run.privacy.epsilon == 1
+    kinds = [Adapters(sets.clients, CPU, private_tuning(epsilon)) for epsilon in (1.0, 8.0)]
+    attacks = [TrainedAttack(sets, kind) for kind in kinds]
+    assert kinds[0].run.privacy.epsilon == 1
     key = next(iter(attacks[0].replies[0]))
     one, other = (attack.replies[0][key] for attack in attacks)
     assert any(not torch.equal(one[name], other[name]) for name in one)
     found = attacks[0].alone()
     assert (found.members, found.others) == (8, 24)
     assert 0 <= found.auc <= 1
+
+
+@pytest.mark.parametrize("changes", [{}, private_tuning(1.0)], ids=["plain", "private"])
+def test_exposures_of_canaries(sets: DataSets, changes: dict[str, Any]) -> None:
+    """Training on a canary lowers its loss more than that of other sentences."""
+    if changes:
+        pytest.importorskip("opacus", reason="needs the extra privacy")
+    sentences = canaries(9, 0)
+    for client in range(2):
+        insert(sets.clients.folder, client, sentences[client], 4)
+    settings = {**changes, "training.learning-rate": 3e-2, "data.sequence-length": 64}
+    kind = Adapters(sets.clients, CPU, settings)
+    alone, summed = exposures(kind, 2, sentences[:2], sentences[2:])
+    assert len(alone) == len(summed) == 2
+    assert all(0 <= one <= 3 for one in alone + summed)
 
 
 def test_exposure_by_hand() -> None:
@@ -234,10 +271,33 @@ def test_command_continues(
     monkeypatch.setattr(sys, "argv", ["", *given])
     assert command.main() == 0
     page = (tmp_path / "out" / "leakage-model.md").read_text()
-    assert page.count(f"| {POOLED} | each reply |") == 6
-    assert page.count(f"| {POOLED} | sum of 2 replies |") == 6
+    assert page.count(f"| {POOLED} | each reply |") == 1
+    assert page.count(f"| {POOLED} | sum of 2 replies |") == 1
     monkeypatch.setattr(command, "StatisticsAttack", lambda *_: pytest.fail("measured twice"))
     assert command.main() == 0
     monkeypatch.setattr(sys, "argv", ["", "--clients", "3"])
     assert command.main() == 2
     assert "--clients 3 is no multiple" in capsys.readouterr().err
+
+
+def test_canaries_with_several_epsilons(
+    sets: DataSets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each number of copies is measured without noise and with every epsilon."""
+    pytest.importorskip("opacus", reason="needs the extra privacy")
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    found: list[float] = []
+
+    def exposed(kind: Adapters, *_: object) -> tuple[list[float], list[float]]:
+        found.append(kind.run.privacy.epsilon)
+        return [2.0], [1.0]
+
+    monkeypatch.setattr(command, "exposures", exposed)
+    given = f"--model {sets.clients.model} --canaries --clients 2 --together 2 --samples 4"
+    given += f" --tokens 16 --seeds 0 --out {tmp_path / 'out'}"
+    monkeypatch.setattr(sys, "argv", ["", *given.split()])
+    assert command.main() == 0
+    assert found == [0.0, *command.EPSILONS] * len(command.CANARY_TIMES)
+    page = (tmp_path / "out" / "leakage-model.md").read_text()
+    assert "| 4 times in the text, epsilon 8 | sum of 2 replies | 1.0 |" in page
+    assert "| 4 times in the text | each reply | 2.0 |" in page

@@ -11,7 +11,9 @@ from benchmarks.robust import __main__ as command
 from benchmarks.robust import study
 from benchmarks.robust.attacks import ADAPTERS, ALL_ONES, INVERTED, RANDOM, SUMS, BadClient
 from espalier.hf.opening.opened_model import OpenedModel
+from espalier.methods.pruning.pooled_pruning import FRACTION_BITS
 from espalier.settings.run import parse
+from pruning_kernels.fixed_point import from_words, to_words
 from pruning_kernels.votes.bitmask import pack, unpack
 from tests.bench import home, private_text
 
@@ -57,6 +59,22 @@ def test_votes_keep_their_number(tmp_path: Path) -> None:
     assert (found[RANDOM] != mask).any()
 
 
+def test_attacks_on_scores_and_moments(tmp_path: Path) -> None:
+    """Scores are multiplied; of moments only sums of squares grow, so that they stay possible."""
+    model = OpenedModel(home(tmp_path).model)
+    pruner = BadClient("1000 times", parse({"method": "llm-pruner"}), model, 1)
+    scores = pruner._tensor("block-0001", "groups.score", torch.tensor([1.0, 2.0]))
+    assert scores.dtype == torch.float32
+    assert scores.tolist() == [1000, 2000]
+    flap = BadClient("inverted", parse({"method": "flap"}), model, 1)
+    bits = FRACTION_BITS["tokens"]
+    squares = torch.tensor([1.0, 2.0, 1e5]).double()
+    words = torch.from_numpy(to_words(squares, bits))
+    assert flap._tensor("block-0000", "mlp.down.sums", words) is words
+    found = from_words(flap._tensor("block-0000", "mlp.down.squares", words).numpy(), bits)
+    assert found.tolist() == pytest.approx([4e6, 2e6, 1e5])
+
+
 def test_cells_have_every_attack_and_rule() -> None:
     found = list(study.cells([0], ["fedprllm"], [0, 2]))
     assert [cell.attack for cell in found if cell.bad == 0] == [study.NOBODY] * 3
@@ -99,3 +117,28 @@ def test_study_continues(
     monkeypatch.setattr(sys, "argv", ["", "--path", str(text)])
     assert command.main() == 2
     assert "--path and --text belong together" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("method", "rule"), [("flap", "median"), ("llm-pruner", "clipped mean")])
+def test_methods_with_scores(
+    method: str, rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bad clients keep to the contract, so that none is dropped."""
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    monkeypatch.setenv("ESPALIER_STATE_DIR", "")
+    shared = home(tmp_path / "home")
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(private_text(client) for client in range(8)))
+    whole = study.SUBJECTS[method]
+    assert rule in whole.rules
+    spared = {"llm-pruner.spare-last": 0} if method == "llm-pruner" else {}
+    few = study.Subject(("inverted",), (rule,), whole.settings | spared)
+    monkeypatch.setitem(study.SUBJECTS, method, few)
+    given = f"--model {shared.model} --path {text} --text public={shared.public} --bad 1"
+    given += f" --method {method} --samples 2 --sequence-length 16 --max-samples 2 --seeds 0"
+    given += f" --work {tmp_path / 'work'} --out {tmp_path / 'out'}"
+    monkeypatch.setattr(sys, "argv", ["", *given.split()])
+    assert command.main() == 0
+    (path,) = (tmp_path / "out").glob("robust-*.csv")
+    (_, row) = path.read_text().splitlines()
+    assert row.endswith(",0")
