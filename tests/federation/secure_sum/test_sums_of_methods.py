@@ -1,7 +1,10 @@
 """Equal results, drop-outs and resumption with each method that has secure sums."""
 
 import pytest
+from flwr.app import Message
 
+from espalier.messages.records import read
+from tests.bench import Bench
 from tests.federation.secure_sum.summed_methods import (
     FedSbSums,
     FedSodaSums,
@@ -13,7 +16,13 @@ from tests.federation.secure_sum.summed_methods import (
     SftPSums,
     SliceGptSums,
 )
-from tests.methods.promises.secure_sum_promises import RoundedSumPromises, SecureSumPromises
+from tests.methods.promises.federations import Uninterrupted
+from tests.methods.promises.secure_sum_promises import (
+    STEPS,
+    UNMASKING,
+    RoundedSumPromises,
+    SecureSumPromises,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -50,5 +59,20 @@ class TestFfa(FfaSums, RoundedSumPromises):
     pass
 
 
+def silent_after_round_1(request: Message, reply: Message) -> Message | None:
+    """Drop the replies of a client from round 2 on (a tamper of ``InProcessGrid``)."""
+    return reply if read(request.content).header.server_round < 2 else None
+
+
 class TestRolora(RoloraSums, RoundedSumPromises):
-    pass
+    @pytest.mark.parametrize("step", STEPS)
+    def test_a_client_may_drop_out_at_each_step(  # type: ignore[override]
+        self, secure: Bench, secret_without: Uninterrupted, step: str
+    ) -> None:
+        """A client that drops out after the first masked sum is in that sum only."""
+        expected = secret_without.folder
+        if step in UNMASKING:
+            grid = secure.grid()
+            grid.tamper[2] = silent_after_round_1
+            expected = secure.run(grid)
+        self.assert_drop_out(secure, step, expected)

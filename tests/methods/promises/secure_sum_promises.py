@@ -9,6 +9,7 @@ import hashlib
 import json
 from contextlib import redirect_stdout
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,7 +80,7 @@ class SecureSumPromises(SecureFederations):
     def test_plan_has_the_bytes_of_the_run(self, secret: Uninterrupted) -> None:
         assert_planned(secret.bench, secret.folder, exactly=self.planned_exactly)
 
-    def assert_drop_out(self, secure: Bench, step: str, expected: Uninterrupted) -> None:
+    def assert_drop_out(self, secure: Bench, step: str, expected: Path) -> None:
         """Assert that a run whose third client is silent from a step on has the expected result."""
         grid = secure.grid()
         grid.tamper[2] = silent_from(step)
@@ -87,14 +88,15 @@ class SecureSumPromises(SecureFederations):
         clients = summary(folder)["clients"]
         assert [client["status"] == "completed" for client in clients] == [True, True, False, True]
         assert clients[2]["reason"].startswith(f"{step}: no reply before the deadline")
-        assert model_files(folder) == model_files(expected.folder)
+        assert model_files(folder) == model_files(expected)
 
     @pytest.mark.parametrize("step", STEPS)
     def test_a_client_may_drop_out_at_each_step(
         self, secure: Bench, plain: Uninterrupted, without_client_2: Uninterrupted, step: str
     ) -> None:
         """A client counts if its masked summands are complete."""
-        self.assert_drop_out(secure, step, plain if step in UNMASKING else without_client_2)
+        expected = plain if step in UNMASKING else without_client_2
+        self.assert_drop_out(secure, step, expected.folder)
 
     @pytest.mark.parametrize("step", STEPS)
     def test_below_the_threshold_nothing_is_unmasked(self, secure: Bench, step: str) -> None:
@@ -180,4 +182,5 @@ class RoundedSumPromises(SecureSumPromises):
         step: str,
     ) -> None:
         """A client counts if its masked summands are complete."""
-        self.assert_drop_out(secure, step, secret if step in UNMASKING else secret_without)
+        expected = secret if step in UNMASKING else secret_without
+        self.assert_drop_out(secure, step, expected.folder)
