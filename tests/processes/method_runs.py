@@ -1,11 +1,44 @@
-"""Short runs of all methods, for simulation and for real processes."""
+"""Short runs of all methods, for simulation and for real processes.
 
-METHODS = {
+A name is that of the method, and further words tell its runs apart.
+"""
+
+RUNS = {
     "fedpetuning": (
         (
             "federation.rounds=2",
             "training.steps=2",
             "lora.targets=all",
+            "lora.merge=true",
+            "evaluation.local-baseline=false",
+        ),
+        ["enrol", "train", "fetch", "push", "train", "fetch"],
+    ),
+    "fedpetuning ffa": (
+        (
+            "federation.rounds=2",
+            "fedpetuning.aggregation=ffa",
+            "training.steps=2",
+            "lora.merge=true",
+            "evaluation.local-baseline=false",
+        ),
+        ["enrol", "train", "fetch", "push", "train", "fetch"],
+    ),
+    "fedpetuning rolora": (
+        (
+            "federation.rounds=2",
+            "fedpetuning.aggregation=rolora",
+            "training.steps=2",
+            "lora.merge=true",
+            "evaluation.local-baseline=false",
+        ),
+        ["enrol", "train", "fetch", "push", "train", "fetch"],
+    ),
+    "fedpetuning fedex": (
+        (
+            "federation.rounds=2",
+            "fedpetuning.aggregation=fedex",
+            "training.steps=2",
             "lora.merge=true",
             "evaluation.local-baseline=false",
         ),
@@ -103,6 +136,18 @@ METHODS = {
         ),
         ["enrol", "train"],
     ),
+    "hetlora holders": (
+        (
+            "federation.rounds=2",
+            "lora.ranks=2,8",
+            "hetlora.rank-weights=holders",
+            "training.steps=2",
+            "lora.merge=true",
+            "evaluation.local-baseline=false",
+            "part-bytes=1000000",
+        ),
+        ["enrol", "train", "train"],
+    ),
     "flora": (
         (
             "federation.rounds=2",
@@ -123,6 +168,6 @@ METHODS = {
         ["enrol", "train", "train"],
     ),
 }
-"""Settings, and the kinds of messages that leave the first site in order, by method."""
+"""Settings, and the kinds of messages that leave the first site in order, by name of the run."""
 SMALLER = ("flap", "llm-pruner", "llm-streamline", "slicegpt")
 """Methods whose only result is a smaller model."""

@@ -27,7 +27,7 @@ from tests.processes.deployment import (
     submit,
     tensor_names,
 )
-from tests.processes.method_runs import METHODS, SMALLER
+from tests.processes.method_runs import RUNS, SMALLER
 from tests.tiny_model import save_tiny_llama
 
 pytestmark = pytest.mark.processes
@@ -81,38 +81,44 @@ class Sites:
     done: subprocess.CompletedProcess[str]
     refused: subprocess.CompletedProcess[str]
     submit: Callable[[str], None]
-    """Function that starts the run of a method."""
+    """Function that starts a run."""
     submitted: set[str]
 
-    def start(self, method: str) -> None:
-        """Start the run of a method unless it was started before."""
-        if method not in self.submitted:
-            self.submitted.add(method)
-            self.submit(method)
+    def start(self, name: str) -> None:
+        """Start a run unless it was started before."""
+        if name not in self.submitted:
+            self.submitted.add(name)
+            self.submit(name)
 
-    def run_of(self, method: str) -> Path | None:
-        """Return the directory of a method's run, or None while it is running."""
-        for folder in (self.running.folder / "runs").glob(f"*-{method}-*"):
+    def run_of(self, name: str) -> Path | None:
+        """Return the directory of a run, or None while it is running."""
+        for folder in runs_folder(self.running.folder, name).glob("*"):
             with suppress(OSError, ValueError):
                 if json.loads((folder / "summary.json").read_text())["status"] != "running":
                     return folder
         return None
 
-    def wait_for(self, method: str) -> Path:
-        """Wait for the end of a method's run and return its directory."""
-        self.start(method)
-        eventually(lambda: self.run_of(method) is not None)
-        found = self.run_of(method)
+    def wait_for(self, name: str) -> Path:
+        """Wait for the end of a run and return its directory."""
+        self.start(name)
+        eventually(lambda: self.run_of(name) is not None)
+        found = self.run_of(name)
         assert found is not None
         return found
 
 
-def words_for(method: str, words: Sequence[str], folder: Path) -> tuple[str, ...]:
-    """Return the arguments of a method's run; the method's own take the place of ``words``."""
-    own, _ = METHODS[method]
+def runs_folder(folder: Path, name: str) -> Path:
+    """Return the folder for the directory of a run."""
+    return folder / "runs" / name.replace(" ", "-")
+
+
+def words_for(name: str, words: Sequence[str], folder: Path, out_dir: Path) -> tuple[str, ...]:
+    """Return the arguments of a run; its own take the place of ``words``."""
+    own, _ = RUNS[name]
     pairs = dict(word.split("=", 1) for word in (*words, *own))
     values = {key: value.replace("{folder}", str(folder)) for key, value in pairs.items()}
-    return ("two-sites", f"method={method}", *(f"{key}={value}" for key, value in values.items()))
+    values |= {"method": name.split()[0], "out-dir": str(out_dir)}
+    return ("two-sites", *(f"{key}={value}" for key, value in values.items()))
 
 
 HOLDS = ("hospital-b", PLAIN)
@@ -143,7 +149,7 @@ def approver(folder: Path) -> Iterator[None]:
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
     """Start one SuperLink and three SuperNodes for all runs, with a model and texts.
 
-    Each method's test starts its run and simulates it in the meantime. All runs at once would be
+    Each test starts its run and simulates it in the meantime. All runs at once would be
     more processes than a small machine can start within the 30 seconds that Flower allows. Flower
     would then start even more processes.
     """
@@ -181,8 +187,11 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
         approver(folder),
     ):
 
-        def submit_run_of(method: str) -> None:
-            config, _ = configuration(ROOT, words_for(method, words, folder), on_this_machine=False)
+        def told(name: str) -> tuple[str, ...]:
+            return words_for(name, words, folder, runs_folder(folder, name))
+
+        def submit_run(name: str) -> None:
+            config, _ = configuration(ROOT, told(name), on_this_machine=False)
             submit(ROOT, started, config)
 
         def by_command(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -190,10 +199,9 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
             return espalier(folder / name, *arguments, started.control)
 
         refused = by_command("refused", *REFUSED)
-        submit_run_of("flap")
-        told = words_for(BY_ESPALIER, words, folder)
-        done = by_command("run", "run", *told, "--app", str(ROOT), "--superlink")
-        sites = Sites(started, words, done, refused, submit_run_of, set(WITH_PLAIN))
+        submit_run("flap")
+        done = by_command("run", "run", *told(BY_ESPALIER), "--app", str(ROOT), "--superlink")
+        sites = Sites(started, words, done, refused, submit_run, set(WITH_PLAIN))
         sites.wait_for("flap")
         started.nodes[PLAIN].terminate()
         started.nodes[PLAIN].wait()
@@ -201,16 +209,15 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
 
 
 def simulation(folder: Path, words: Sequence[str], *, by_the_command: bool) -> Path:
-    """Execute a simulation and return its run directory.
+    """Execute a simulation in ``folder / "simulated"`` and return its run directory.
 
     The command starts Ray; otherwise the same handlers run in this process.
     """
-    chosen = [*words, f"out-dir={folder / 'simulated'}"]
     if by_the_command:
-        done = espalier(folder, "run", *chosen, "--app", str(ROOT))
+        done = espalier(folder, "run", *words, "--app", str(ROOT))
         assert done.returncode == 0, done.stdout + done.stderr
     else:
-        config, _ = configuration(ROOT, chosen, on_this_machine=True)
+        config, _ = configuration(ROOT, words, on_this_machine=True)
         nodes = [
             {"partition-id": client, "num-partitions": len(SITES)} for client in range(len(SITES))
         ]
@@ -225,25 +232,25 @@ ALWAYS = ("fedpetuning", "fedprllm", "fedspine")
 
 
 def test_every_method_has_a_run() -> None:
-    assert METHODS.keys() == registry.METHODS.keys()
+    assert {name.split()[0] for name in RUNS} == registry.METHODS.keys()
 
 
 @pytest.mark.parametrize(
-    "method",
+    "name",
     [
-        pytest.param(method, marks=[] if method in ALWAYS else [pytest.mark.slow])
-        for method in sorted(METHODS)
+        pytest.param(name, marks=[] if name in ALWAYS else [pytest.mark.slow])
+        for name in sorted(RUNS)
     ],
 )
-def test_deployment_equals_simulation(tmp_path: Path, sites: Sites, method: str) -> None:
-    running, (_, expected_kinds) = sites.running, METHODS[method]
-    words = words_for(method, sites.words, running.folder)
-    sites.start(method)
-    simulated = simulation(tmp_path, words, by_the_command=method == BY_ESPALIER)
-    deployed = sites.wait_for(method)
+def test_deployment_equals_simulation(tmp_path: Path, sites: Sites, name: str) -> None:
+    running, (_, expected_kinds) = sites.running, RUNS[name]
+    words = words_for(name, sites.words, running.folder, tmp_path / "simulated")
+    sites.start(name)
+    simulated = simulation(tmp_path, words, by_the_command=name == BY_ESPALIER)
+    deployed = sites.wait_for(name)
 
     # The models of these methods stay at the clients.
-    stays = method in ("fedspine", "sft-p")
+    stays = name in ("fedspine", "sft-p")
     assert (deployed / "model").exists() == (not stays)
     if not stays:
         assert files(deployed / "model") == files(simulated / "model")
@@ -253,36 +260,40 @@ def test_deployment_equals_simulation(tmp_path: Path, sites: Sites, method: str)
     ):
         (own,) = (running.folder / "own").glob(f"{lineage}-{site}")
         assert weights_and_structure(own) == weights_and_structure(client)
-    for name in ("masks.safetensors", "adapter/adapter_model.safetensors", "generator.safetensors"):
-        assert [file.read_bytes() for file in deployed.glob(name)] == [
-            file.read_bytes() for file in simulated.glob(name)
+    for file_name in (
+        "masks.safetensors",
+        "adapter/adapter_model.safetensors",
+        "generator.safetensors",
+    ):
+        assert [file.read_bytes() for file in deployed.glob(file_name)] == [
+            file.read_bytes() for file in simulated.glob(file_name)
         ]
     beside = [
         *deployed.glob("masks.safetensors"),
         *deployed.glob("adapter/adapter_model.safetensors"),
     ]
-    assert len(beside) == (0 if method in SMALLER else 1)
+    assert len(beside) == (0 if name in SMALLER else 1)
     summary = json.loads((deployed / "summary.json").read_text())
     assert summary["status"] == "completed"
-    took_part = (*SITES, PLAIN) if method == BY_ESPALIER else SITES
+    took_part = (*SITES, PLAIN) if name == BY_ESPALIER else SITES
     assert [client["site"] for client in summary["clients"]] == list(took_part)
     assert summary["metrics"][0]["values"]["centralized"] is None
-    for name in took_part:
-        log = running.folder / name / "egress" / f"{lineage}-{name}.jsonl"
+    for site in took_part:
+        log = running.folder / site / "egress" / f"{lineage}-{site}.jsonl"
         assert chain_check(log).fault == ""
         entries = [json.loads(line) for line in log.read_text().splitlines()]
         assert all(
-            ("approved" in entry) == (name in HOLDS and entry["blobs"] != [])
+            ("approved" in entry) == (site in HOLDS and entry["blobs"] != [])
             for entry in entries
             if "blobs" in entry
         )
         assert {entry["entry"] for entry in entries} == (
-            {"reply", "waiting", "approved"} if name in HOLDS else {"reply"}
+            {"reply", "waiting", "approved"} if site in HOLDS else {"reply"}
         )
         kinds = [entry["kind"] for entry in entries]
         assert (
             kinds == expected_kinds
-            if name == SITES[0]
+            if site == SITES[0]
             else (kinds[0], "train" in kinds) == ("enrol", True)
         )
 

@@ -13,10 +13,11 @@ from tests.federation.secure_sum.pooled_sums import METHOD, SETTINGS, Change
 from tests.federation.secure_sum.test_lying_clients import _EndError
 from tests.federation.secure_sum.test_summands import TUNED
 from tests.in_process import InProcessGrid
+from tests.methods.promises.hidden_tensors import HiddenTensors
 from tests.methods.promises.secure_sum_promises import SECURE, SecureSumPromises
 
 
-class TestSecureSum(SecureSumPromises):
+class TestSecureSum(HiddenTensors, SecureSumPromises):
     method = METHOD
     settings: ClassVar[dict[str, Any]] = SETTINGS
     last_round = 1

@@ -1,12 +1,17 @@
 """HetLoRA with ranks averaged over their holders (raFLoRA), and the energy of ranks."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from flwr.app import Message
 
-from tests.bench import Bench, summary
+from espalier.messages.records import read
+from tests.bench import Bench, results, summary
+from tests.in_process import InProcessGrid
+from tests.methods.promises.promises import Promises
 from tests.methods.tuning.adapters_sent import PATHS, factors, norm_weights, sent_adapters, written
+from tests.methods.tuning.hetlora_runs import HetLoRARuns
 
 SETTINGS: dict[str, Any] = {
     "federation.rounds": 1,
@@ -59,3 +64,42 @@ def test_high_ranks_keep_more_energy_among_their_holders(bench: Bench) -> None:
         np.testing.assert_allclose(report[-1], energy / energy.sum(), rtol=1e-3, atol=1e-9)
         shares[among] = sum(report[-1][4:])
     assert shares["holders"] > shares["all"]
+
+
+def silent_after_round_1(request: Message, reply: Message) -> Message | None:
+    """Drop the replies of a client from round 2 on (a tamper of ``InProcessGrid``)."""
+    return reply if read(request.content).header.server_round < 2 else None
+
+
+def test_ranks_that_no_client_holds_stay_also_after_a_resumption(bench: Bench) -> None:
+    """Clients 2 and 3, which alone have more than 4 ranks, are silent in round 2."""
+    changes = {"federation__rounds": 2, "quorum": 0.5}
+    once = bench.run(federation__rounds=1, quorum=0.5)
+
+    def grid() -> InProcessGrid:
+        sites = bench.grid(**changes)
+        sites.tamper = dict.fromkeys((2, 3), silent_after_round_1)
+        return sites
+
+    folder = bench.run(grid(), **changes)
+    for matrix in PATHS:
+        (b, a), (first_b, first_a) = (written(run, 0, matrix) for run in (folder, once))
+        np.testing.assert_array_equal(b[:, 4:], first_b[:, 4:])
+        np.testing.assert_array_equal(a[4:], first_a[4:])
+        assert np.abs(b[:, :4] - first_b[:, :4]).max() > 1e-6
+    killed = bench.killed(
+        lambda header: (header.kind, header.server_round, header.client) == ("train", 2, 1),
+        grid(),
+        **changes,
+    )
+    resumed = bench.run(grid(), resume_from=str(killed), **changes)
+    assert results(resumed) == results(folder)
+
+
+@pytest.mark.slow
+class TestRaFlora(HetLoRARuns, Promises):
+    """Promises of raFLoRA."""
+
+    settings: ClassVar[dict[str, Any]] = HetLoRARuns.settings | {
+        "hetlora.rank-weights": "holders",
+    }
