@@ -1,4 +1,4 @@
-"""Masks of a block's weights as a blob, one bit per weight, alone or with the kept weights.
+"""Blobs of a block's masks, one bit per weight, with or without the kept weights.
 
 The kept weights are a flat tensor in row-major order of the matrix, in the dtype of the model's
 files. In bfloat16 at 50% sparsity, mask and weights take 9 bits per weight of the matrix; the dense
