@@ -24,7 +24,7 @@ from flwr.app import Context, RecordDict
 from espalier.launch.app import find_app
 from espalier.launch.configuration import configuration
 from espalier.launch.presets import preset_files
-from tests.processes.method_runs import METHODS
+from tests.processes.method_runs import RUNS
 
 RESULTS = ("model", "adapter", "clients", "masks.safetensors")
 TEXTS = (".md", ".py")
@@ -33,8 +33,8 @@ VARIANTS = {
     "fedprllm-iterative": ["fedprllm", "pruning.strategy=iterative"],
     "llm-pruner-rescale": ["llm-pruner", "llm-pruner.rescale=groups"],
     **{
-        f"{method}-short": [f"method={method}", *words]
-        for method, (words, _) in METHODS.items()
+        f"{name.replace(' ', '-')}-short": [f"method={name.split()[0]}", *words]
+        for name, (words, _) in RUNS.items()
         if not any("{folder}" in word for word in words)
     },
 }
