@@ -119,4 +119,6 @@ STUDY = Study(
     FIGURES,
     quality,
     tuple(_pairs()),
+    variants={f", {PATTERN}": f"{PATTERN} (half of the weights)", "": "no pattern"},
+    ordered=True,
 )

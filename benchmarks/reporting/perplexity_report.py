@@ -102,7 +102,7 @@ def _differs(study: Study, rows: Rows, figure: str) -> bool:
 
 
 def _grouped(study: Study, rows: Rows, text: str) -> tuple[Figures, list[str], list[str]]:
-    """Return rows by (table row, sparsity), and both names in order.
+    """Return rows by (table row, sparsity), and both names in order, the dense model first.
 
     The dense model has a single row, which is used for every sparsity.
     """
@@ -118,7 +118,7 @@ def _grouped(study: Study, rows: Rows, text: str) -> tuple[Figures, list[str], l
     models = list(dict.fromkeys(model for model, _ in grouped))
     return (
         grouped,
-        models,
+        sorted(models, key=lambda model: not model.startswith(DENSE)),
         sorted({sparsity for _, sparsity in grouped if float(sparsity)}, key=float),
     )
 
