@@ -89,9 +89,12 @@ def concerns(key: str, method: Any) -> bool:
 
     A key whose table belongs to no method concerns all methods.
     """
-    own = tables_of(method) if isinstance(method, str) else ()
-    table = key.partition(".")[0]
-    return table in own or table not in all_tables()
+    return key.partition(".")[0] not in _tables_of_others(method)
+
+
+def _tables_of_others(method: Any) -> set[str]:
+    """Return the tables that only other methods read."""
+    return all_tables() - set(tables_of(method) if isinstance(method, str) else ())
 
 
 def changed(flat: Mapping[str, Any]) -> set[str]:
@@ -108,7 +111,8 @@ def private_methods(mechanism: str = "") -> tuple[str, ...]:
 
 def keys_in_order(method: Any) -> list[str]:
     """Return all dotted keys, the ones that the method reads first, for suggestions."""
-    return sorted(default_values(), key=lambda key: not concerns(key, method))
+    others = _tables_of_others(method)
+    return sorted(default_values(), key=lambda key: key.partition(".")[0] in others)
 
 
 def unread(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:

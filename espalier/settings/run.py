@@ -177,7 +177,8 @@ def parse(
     valid, more = _validated_tables(nested, method)
     mistakes += more
     settings = None
-    top = {key: value for key, value in nested.items() if key not in {*all_tables(), *GENERAL}}
+    others = {*all_tables(), *GENERAL}
+    top = {key: value for key, value in nested.items() if key not in others}
     # Their keys are fields of the method's own table.
     kept = {name: table for name, table in valid.items() if name not in SHARED_TABLES}
     try:

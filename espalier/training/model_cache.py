@@ -30,6 +30,11 @@ class _Kept:
 
 
 _SHELF = threading.local()
+_FROZEN = threading.Event()
+"""Set once the objects of libraries are excluded from collections.
+
+``gc.get_freeze_count`` is no substitute: it counts the objects one by one.
+"""
 
 
 def kept_model(
@@ -77,5 +82,6 @@ def forget_model() -> None:
     if getattr(_SHELF, "kept", None) is not None:
         _SHELF.kept = None
         gc.collect()
-        if not gc.get_freeze_count():
+        if not _FROZEN.is_set():
+            _FROZEN.set()
             gc.freeze()

@@ -83,6 +83,8 @@ def _nul_at(places: tuple[int, ...], width: int) -> Callable[[bytes], bool]:
     """
 
     def is_encoded(head: bytes) -> bool:
+        if b"\x00" not in head:
+            return False
         whole = len(head) // width * width
         units = [head[start : start + width] for start in range(0, whole, width)]
         fits = sum(

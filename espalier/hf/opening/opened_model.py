@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -357,8 +358,9 @@ class OpenedModel:
 
     def configured(self, key: str) -> Any:
         """Return a configuration value as transformers has it; None if it does not know the key."""
-        return getattr(self._transformers_config(), key, None)
+        return getattr(self._transformers_config, key, None)
 
+    @cached_property
     def _transformers_config(self) -> "PretrainedConfig":
         with explained(str(self.directory / CONFIG)):
             # transformers cannot read the configuration of a pruned model from the directory.
@@ -400,14 +402,14 @@ class OpenedModel:
         """
         where = str(self.directory / CONFIG)
         check_labels(self.family, num_labels, where)
-        return skeleton_of(self._transformers_config(), self.family, num_labels, where)
+        return skeleton_of(deepcopy(self._transformers_config), self.family, num_labels, where)
 
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
         """Tokenizer of the model; all models of the same files share it within a process."""
         if has_own_code(self.config):
             # This registers the classes of a pruned model with transformers.
-            self._transformers_config()
+            _ = self._transformers_config
         return load_tokenizer(self.directory)
 
     @property
