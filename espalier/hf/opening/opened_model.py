@@ -138,6 +138,8 @@ class OpenedModel:
         # Cut last, so that everything above describes the model in the files.
         if cut is not None:
             self._cut_out(cut, given or {}, scales or {})
+            # It was read for the model before the cut.
+            vars(self).pop("_transformers_config", None)
 
     def _name_as_loaded(self, files: Checkpoint) -> None:
         """Rename a decoder's tensors and set the tie in the configuration, as transformers does."""
@@ -163,6 +165,8 @@ class OpenedModel:
                 self.is_as_stored = False
         # Names in another order or with another prefix: the index of the directory does not fit.
         self.is_as_stored &= list(stored) == list(files.tensors)
+        # It was read before the tie and ``is_as_stored`` were known.
+        vars(self).pop("_transformers_config", None)
 
     def _own_structure(self) -> Structure | None:
         """Return the structure of a pruned model in the directory; None for other models."""
