@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 from flwr.app import Message
+from numpy.typing import NDArray
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -136,9 +137,18 @@ class BadClient:
         if self.attack == ALL_ONES:
             mask = np.ones_like(mask)
         elif self.attack == INVERTED:
-            mask = ~mask
+            mask = self._inverted(mask)
         else:
             # The same permutation of all columns keeps the number of votes in every row and layer.
             order = torch.randperm(shape[1], generator=self.generator).numpy()
             mask = np.ascontiguousarray(mask[:, order])
         return torch.from_numpy(pack(mask))
+
+    def _inverted(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return a mask that prunes what this one keeps, with as many pruned weights per row.
+
+        If that is too little, it also prunes random weights that this one prunes.
+        """
+        random = torch.rand(mask.shape, generator=self.generator).numpy()
+        places = np.argsort(np.argsort(random + mask, axis=1), axis=1)
+        return np.ascontiguousarray(places < mask.sum(axis=1, keepdims=True))

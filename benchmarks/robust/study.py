@@ -157,7 +157,8 @@ def _page(rows: Rows, conditions: Mapping[str, Any]) -> list[str]:
         amounts.append(f"tuning for {rounds} rounds of {tuning['training.steps']} steps")
     samples = f"with {conditions['samples']} calibration samples"
     if methods & {"pooled-pruning", "fedprllm"}:
-        amounts.append(f"pruning to 50% {samples}")
+        sparsity = conditions["set"].get("pruning.sparsity", 0.5)
+        amounts.append(f"pruning to {sparsity:.0%} {samples}")
     if methods & {"flap", "llm-pruner"}:
         amounts.append(f"removal of {RATIO:.0%} of the parameters {samples}")
     lines = [

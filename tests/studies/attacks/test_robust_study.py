@@ -38,10 +38,11 @@ def test_attacks_on_sums_stay_positive() -> None:
     assert bool((SUMS["random"](sums, generator) > 0).all())
 
 
-def test_votes_keep_their_number(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sparsity", [0.3, 0.6])
+def test_votes_keep_their_number(tmp_path: Path, sparsity: float) -> None:
     model = OpenedModel(home(tmp_path).model)
     shape = model.plan.blocks[0].linear("attn.q").shape
-    mask = np.random.default_rng(0).random(shape) < 0.5
+    mask = np.random.default_rng(0).random(shape) < sparsity
     words = torch.from_numpy(pack(mask))
     run = parse({"method": "fedprllm"})
     found = {
@@ -54,7 +55,10 @@ def test_votes_keep_their_number(tmp_path: Path) -> None:
         for attack in (ALL_ONES, INVERTED, RANDOM)
     }
     assert found[ALL_ONES].all()
-    assert (found[INVERTED] == ~mask).all()
+    number = mask.sum(axis=1)
+    assert (found[INVERTED].sum(axis=1) == number).all()
+    both = (found[INVERTED] & mask).sum(axis=1)
+    assert (both == np.maximum(2 * number - shape[1], 0)).all()
     assert (found[RANDOM].sum(axis=1) == mask.sum(axis=1)).all()
     assert (found[RANDOM] != mask).any()
 
