@@ -7,6 +7,7 @@ once with non-temporal stores. Counting takes little more time than reading the 
 the planes.
 """
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -36,7 +37,60 @@ READ_INTO_SECOND_CACHE = (0, 2, 1)
 """
 
 Planes = NDArray[np.uint64]
+Value = Any
+"""A value of the generated code."""
+LINE = ir.VectorType(ir.IntType(64), LINE_WORDS)
+TO_LINE = LINE.as_pointer()
+TO_BYTE = ir.IntType(8).as_pointer()
 number_of = partial(ir.Constant, ir.IntType(64))
+
+
+def _reader(builder: Any, rows: Sequence[Value], voters: Value) -> Callable[[int], Value]:
+    """Return a function that generates the loading of a mask's line.
+
+    Parameters
+    ----------
+    builder : builder of the code
+    rows : pointers to the same line of each mask
+    voters : number of masks that exist; further ones are zero
+    """
+    prefetch = builder.module.declare_intrinsic("llvm.prefetch", [TO_BYTE], PREFETCH)
+    hints = [ir.Constant(ir.IntType(32), value) for value in READ_INTO_SECOND_CACHE]
+    zeros = builder.bitcast(cgutils.alloca_once(builder, LINE, zfill=True), TO_BYTE)
+
+    def mask(number: int) -> Value:
+        # Masks after the last voter are read from a line of zeros, without a branch.
+        there = builder.icmp_signed("<", number_of(number), voters)
+        row = builder.select(there, rows[number], zeros)
+        builder.call(prefetch, [builder.gep(row, [number_of(8 * AHEAD)]), *hints])
+        return builder.load(builder.bitcast(row, TO_LINE), align=8)
+
+    return mask
+
+
+def _sum_of_masks(builder: Any, mask: Callable[[int], Value], levels: int) -> list[Value]:
+    """Generate the addition of ``2 ** levels`` masks and return its ``levels + 1`` planes.
+
+    The recursion adds all masks as a balanced tree, which needs few registers.
+    """
+    sums: list[Value] = [None] * levels
+
+    def carried(first: int, level: int) -> Value:
+        """Add ``2 ** (level + 1)`` masks to the sums up to ``level``; return the carry."""
+        a, b = (
+            carried(at, level - 1) if level else mask(at) for at in (first, first + (1 << level))
+        )
+        c = sums[level]
+        # Half adder for the first masks of a level, full adder if the level has a sum already.
+        differ = builder.xor(a, b)
+        if c is None:
+            sums[level] = differ
+            return builder.and_(a, b)
+        sums[level] = builder.xor(differ, c)
+        return builder.or_(builder.and_(a, b), builder.and_(differ, c))
+
+    carry = carried(0, levels - 1)
+    return [*sums, carry]
 
 
 def _adder(group: int) -> Any:
@@ -46,69 +100,30 @@ def _adder(group: int) -> Any:
     any smaller number of masks can be added too. The function emits vector instructions itself,
     because the compiler must assume that the arrays overlap and would not vectorise a loop.
     """
-    levels = group.bit_length() - 1
-    line = ir.VectorType(ir.IntType(64), LINE_WORDS)
-    to_line = line.as_pointer()
-    to_byte = ir.IntType(8).as_pointer()
 
     @intrinsic
     def add(typing: Any, masks: Any, voter: Any, word: Any, sums: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            prefetch = builder.module.declare_intrinsic("llvm.prefetch", [to_byte], PREFETCH)
             masks, target = (
                 context.make_array(signature.args[which])(context, builder, arguments[which])
                 for which in (0, 3)
             )
-            # Number of voters from this one on, which decides the rows that count as zero.
-            voters = builder.sub(builder.extract_value(masks.shape, 0), arguments[1])
-            to_next = builder.extract_value(masks.strides, 0)
-            zeros = cgutils.alloca_once(builder, line, zfill=True)
 
-            def at(which: int, array: Any, row: Any, column: Any) -> Any:
+            def at(which: int, array: Any, row: Value, column: Value) -> Value:
                 return cgutils.get_item_pointer(
                     context, builder, signature.args[which], array, (row, column)
                 )
 
-            place = builder.bitcast(at(0, masks, *arguments[1:3]), to_byte)
-            # Pointers to the same line of each mask.
-            rows = [place, *(place := builder.gep(place, [to_next]) for _ in range(group - 1))]
-            sums: list[Any] = [None] * levels
-
-            def mask(number: int) -> Any:
-                # Masks after the last voter are read from a line of zeros, without a branch.
-                there = builder.icmp_signed("<", number_of(number), voters)
-                row = builder.select(there, rows[number], builder.bitcast(zeros, to_byte))
-                ahead = builder.gep(row, [number_of(8 * AHEAD)])
-                builder.call(
-                    prefetch,
-                    [
-                        ahead,
-                        *(ir.Constant(ir.IntType(32), value) for value in READ_INTO_SECOND_CACHE),
-                    ],
-                )
-                return builder.load(builder.bitcast(row, to_line), align=8)
-
-            def carried(first: int, level: int) -> Any:
-                """Add ``2 ** (level + 1)`` masks to the sums up to ``level``; return the carry."""
-                a, b = (
-                    carried(at, level - 1) if level else mask(at)
-                    for at in (first, first + (1 << level))
-                )
-                c = sums[level]
-                # Half adder for the first masks of a level, full adder if the level has a sum
-                # already.
-                differ = builder.xor(a, b)
-                if c is None:
-                    sums[level] = differ
-                    return builder.and_(a, b)
-                sums[level] = builder.xor(differ, c)
-                return builder.or_(builder.and_(a, b), builder.and_(differ, c))
-
-            # The recursion adds all masks as a balanced tree, which needs few registers.
-            carry = carried(0, levels - 1)
-            for level, value in enumerate([*sums, carry]):
-                place = builder.bitcast(at(3, target, number_of(level), number_of(0)), to_line)
-                builder.store(value, place, align=8)
+            # Number of voters from this one on, which decides the rows that count as zero.
+            voters = builder.sub(builder.extract_value(masks.shape, 0), arguments[1])
+            to_next = builder.extract_value(masks.strides, 0)
+            rows = [builder.bitcast(at(0, masks, *arguments[1:3]), TO_BYTE)]
+            for _ in range(group - 1):
+                rows.append(builder.gep(rows[-1], [to_next]))
+            mask = _reader(builder, rows, voters)
+            for level, plane in enumerate(_sum_of_masks(builder, mask, group.bit_length() - 1)):
+                place = builder.bitcast(at(3, target, number_of(level), number_of(0)), TO_LINE)
+                builder.store(plane, place, align=8)
             return context.get_dummy_value()
 
         return types.void(masks, types.int64, types.int64, sums), generate
@@ -129,8 +144,6 @@ def _writer(past_cache: bool) -> Any:
     @intrinsic
     def write(typing: Any, planes: Any, plane: Any, word: Any, sums: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            to_line = ir.VectorType(ir.IntType(64), LINE_WORDS).as_pointer()
-
             def at(which: int, column: Any) -> Any:
                 array = context.make_array(signature.args[which])(
                     context, builder, arguments[which]
@@ -139,7 +152,7 @@ def _writer(past_cache: bool) -> Any:
                 pointer = cgutils.get_item_pointer(
                     context, builder, signature.args[which], array, index
                 )
-                return builder.bitcast(pointer, to_line)
+                return builder.bitcast(pointer, TO_LINE)
 
             value = builder.load(at(3, ir.Constant(ir.IntType(64), 0)), align=8)
             store = builder.store(
