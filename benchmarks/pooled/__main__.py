@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.pooled.exact import Finding, iterative, one_shot
-from benchmarks.pooled.quality import STUDY
+from benchmarks.pooled.quality import METHODS, study
 from benchmarks.reporting.perplexity_report import write_report
 from benchmarks.smaller.bench import add_arguments, measure
 from benchmarks.study_command import exit_status, new_parser
@@ -45,6 +45,10 @@ def _arguments() -> argparse.Namespace:
     exact.add_argument("--threads", type=int, default=1)
     exact.add_argument("--out", type=Path, default=Path("docs/studies"))
     quality = studies.add_parser("quality", help="run the app")
+    quality.add_argument(
+        "--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="NAME",
+        help="methods to run: " + "; ".join(METHODS),
+    )  # fmt: skip
     add_arguments(quality, work="runs/pooled", threads=2)
     return parser.parse_args()
 
@@ -115,8 +119,9 @@ def _exact(given: argparse.Namespace) -> None:
 def _quality(given: argparse.Namespace) -> None:
     path = given.out / "pooled-quality"
     settings = {"data.sequence-length": given.sequence_length}
-    rows, conditions = measure(given, STUDY, path, settings, {})
-    write_report(STUDY, rows, conditions, path)
+    chosen = study(given.methods)
+    rows, conditions = measure(given, chosen, path, settings, {})
+    write_report(chosen, rows, conditions, path)
 
 
 def main() -> int:

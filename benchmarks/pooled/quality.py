@@ -5,7 +5,9 @@ interrupted study continues there.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -44,10 +46,15 @@ FIGURES = ("perplexity", "megabytes_up", "megabytes_down")
 MEGA = 1e6
 
 
-def quality(bench: Bench, rows: Rows) -> None:
-    """Measure perplexity per text and bytes per client, for all methods and sparsities."""
+def study(methods: Sequence[str]) -> Study:
+    """Return the study of some methods, by their names in ``METHODS``."""
+    return replace(STUDY, work=partial(quality, methods=methods))
+
+
+def quality(bench: Bench, rows: Rows, methods: Sequence[str] = tuple(METHODS)) -> None:
+    """Measure perplexity per text and bytes per client, for methods and all sparsities."""
     amounts = [(sparsity, "") for sparsity in SPARSITIES] + [(0.5, PATTERN)]
-    for seed, (sparsity, pattern), name in product(bench.seeds, amounts, METHODS):
+    for seed, (sparsity, pattern), name in product(bench.seeds, amounts, methods):
         if pattern and name == BY_ROW:
             continue  # a pattern replaces the comparison group
         cells = dict(_cells(seed, sparsity, pattern, name))
