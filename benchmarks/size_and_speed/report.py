@@ -1,9 +1,12 @@
 """Table and plot of sizes and speeds."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import count
 from pathlib import Path
+from statistics import geometric_mean, median
 
-from benchmarks.reporting.panels import heading_of, picture
+from benchmarks.reporting.panels import Panel, Reference, Series, StudyFigure, draw, picture
 from benchmarks.reporting.rows import Row, Rows
 from benchmarks.size_and_speed.programs import (
     DECODE,
@@ -16,42 +19,47 @@ from benchmarks.size_and_speed.programs import (
     PROGRAMS,
 )
 from espalier.results.figures import PERPLEXITY
-from espalier.results.style import GREY, STUDY_WIDTH, new_figure, save_figure, series_look
+from espalier.results.style import series_look
 
 KEYS = ("result", "method", "program", "measure", "note")
 FIGURES = ("value", "dense", "ratio", "load")
 NOT_SUPPORTED = "not supported"
 SAME_SHAPES = "as "
 """Beginnings of notes of programs in which a result was not measured."""
-TITLE = "Size, memory and speed of smaller models"
+TITLE = "Size, memory, speed and quality of smaller models"
+DENSE = "dense"
+DENSE_LINE = Reference("dense", 1.0)
+MAX_PERPLEXITY = 60.0
+"""End of the axis of perplexities, relative to the dense model's."""
 Found = Mapping[tuple[str, str], Row]
 """Rows of one result by program and measure."""
 
+TUNED = ", tuned"
+"""Ending of the labels of tuned results, which share a row of the figure with the untuned ones."""
 SMALLER: tuple[tuple[str, str, str], ...] = (
-    ("parameters", FILES, PARAMETERS),
     ("weights on disk", FILES, DISK),
     ("memory, bfloat16", "transformers bfloat16", MEMORY),
     ("memory, llama.cpp", LLAMA_CPP, MEMORY),
 )
-"""Name, program and measure of the left panel, in which less is better."""
+"""Name, program and measure of the series of a panel, in which less is better."""
 FASTER: tuple[tuple[str, str, str], ...] = tuple(
-    (f"{what}, {program.removeprefix('transformers ').partition(' ')[0]}", program, measure)
-    for program in PROGRAMS
+    (f"{what}, {name}", program, measure)
+    for name, program in (("bfloat16", "transformers bfloat16"), ("llama.cpp", LLAMA_CPP))
     for what, measure in (("prompt", PREFILL), ("new tokens", DECODE))
 )
-"""The same of the right panel, in which more is better."""
+"""The same of a panel in which more is better."""
 
 
 def write_report(rows: Rows, path: Path) -> None:
     """Write ``<path>.md``, and ``<path>.svg`` and ``.png`` if there are rows."""
     results = _by_result(rows)
     path.with_suffix(".md").write_text("\n".join([*_page(rows, results, path), ""]))
-    if measured := _measured(results):
-        _draw(measured, path)
+    if _measured(results):
+        draw(_figure(results), path, TITLE)
 
 
 def _measured(results: Mapping[str, Found]) -> dict[str, Found]:
-    """Return the results that were measured themselves, which the figure shows."""
+    """Return the results that were measured themselves."""
     return {label: found for label, found in results.items() if (PROGRAMS[0], MEMORY) in found}
 
 
@@ -126,9 +134,9 @@ def _lines(
 ) -> Iterator[tuple[str, list[str]]]:
     """Yield label and cells of the dense model, then of these results."""
     if results:
-        yield "dense", [_dense_cell(results, *one) for one in wanted]
+        yield DENSE, [_dense_cell(results, *one) for one in wanted]
     for label in labels:
-        yield label, [_cell(results[label], *one) for one in wanted]
+        yield label, [_cell(results, label, *one) for one in wanted]
 
 
 def _where(found: Found) -> str:
@@ -148,62 +156,103 @@ def _texts(results: Mapping[str, Found]) -> list[str]:
     return list(names)
 
 
-def _cell(found: Found, program: str, measure: str) -> str:
+def _cell(results: Mapping[str, Found], label: str, program: str, measure: str) -> str:
+    found = results[label]
     row = found.get((program, measure))
+    if row is None and measure.startswith(PERPLEXITY):
+        return ""
     if row is None:
         note = found[program, ""]["note"] if (program, "") in found else "not measured"
         return note.partition(":")[0]
-    if not row["ratio"]:
-        return f"{float(row['value']):.1f}"
-    return f"{float(row['value']):.1f} ({float(row['ratio']):.2f})"
+    value = float(row["value"])
+    if row["ratio"]:
+        return f"{value:.1f} ({float(row['ratio']):.2f})"
+    dense = _dense_perplexities(results).get(measure)
+    return f"{value:.1f} ({value / dense:.2f})" if dense else f"{value:.1f}"
 
 
 def _dense_cell(results: Mapping[str, Found], program: str, measure: str) -> str:
     """Return the median of what was measured of the dense model next to each result."""
-    from statistics import median
-
     rows = (found.get((program, measure)) for found in results.values())
     values = [float(row["dense"]) for row in rows if row is not None and row["dense"]]
     return f"{median(values):.1f}" if values else ""
 
 
-def _draw(results: Mapping[str, Found], path: Path) -> None:
-    """Draw the ratios to the dense model: a line of markers for each result."""
-    labels = list(results)
-    heading = heading_of(path, TITLE)
-    with new_figure(200 + 42 * len(labels) + 20 * heading.count("\n"), STUDY_WIDTH) as figure:
-        axes = figure.subplots(1, 2, sharey=True)
-        figure.suptitle(heading, x=0.01, ha="left", weight="bold")
-        panels = (("What it needs: less is better", SMALLER), ("Speed: more is better", FASTER))
-        for panel, (title, series) in zip(axes, panels, strict=True):
-            for number, (name, program, measure) in enumerate(series):
-                points = [
-                    (float(row["ratio"]), place)
-                    for place, label in enumerate(labels)
-                    if (row := results[label].get((program, measure))) and row["ratio"]
-                ]
-                look = series_look(number)
-                panel.plot(
-                    [ratio for ratio, _ in points],
-                    [place for _, place in points],
-                    linestyle="",
-                    marker=look.marker,
-                    color=look.colour,
-                    label=name,
-                    alpha=0.85,
-                )
-            panel.axvline(1, color=GREY, linewidth=1)
-            panel.set_title(title)
-            panel.set_xlabel("relative to the dense model")
-            side = "left" if panel is axes[0] else "right"
-            handles = panel.get_legend_handles_labels()
-            figure.legend(*handles, loc=f"outside lower {side}", ncols=2, fontsize=9)
-        for place, label in enumerate(labels):
-            if any(row["note"].startswith(NOT_SUPPORTED) for row in results[label].values()):
-                axes[1].annotate(
-                    "llama.cpp: not supported", (1, place), xytext=(4, 6),
-                    textcoords="offset points", fontsize=8, color=GREY,
-                )  # fmt: skip
-        axes[0].set_yticks(range(len(labels)), labels)
-        axes[0].set_ylim(len(labels) - 0.5, -0.5)
-        save_figure(figure, path)
+def _figure(results: Mapping[str, Found]) -> StudyFigure:
+    """Return the figure of the ratios to the dense model: a row for each result."""
+    quality = [
+        Series(name, look, _by_place(results, ending, _perplexity_ratio))
+        for name, look, ending in (
+            ("perplexity", series_look(0), ""),
+            ("perplexity, tuned", series_look(0)._replace(fill="none"), TUNED),
+        )
+    ]
+    panels = [
+        Panel(
+            "Perplexity: less is better", "", quality, (DENSE_LINE,), scale="log", start=0.8,
+            end=MAX_PERPLEXITY,
+        )
+    ]  # fmt: skip
+    numbers = count(1)
+    for title, chosen in (("Size: less is better", SMALLER), ("Speed: more is better", FASTER)):
+        series = [
+            Series(
+                name,
+                series_look(next(numbers)),
+                _by_place(results, "", partial(_ratio, program=program, measure=measure)),
+            )
+            for name, program, measure in chosen
+        ]
+        panels.append(Panel(title, "", series, (DENSE_LINE,)))
+    note = "Relative to the dense model; perplexity: geometric mean over texts"
+    return StudyFigure(panels, columns=3, note=note, rows=True)
+
+
+def _by_place(
+    results: Mapping[str, Found],
+    ending: str,
+    ratio: Callable[[Mapping[str, Found], str], float | None],
+) -> dict[str, list[float]]:
+    """Return the ratios of the results with this ending, tuned or not, by row of the figure."""
+    found = {}
+    for label in results:
+        if label.endswith(TUNED) == bool(ending) and (value := ratio(results, label)) is not None:
+            found[label.removesuffix(TUNED)] = [value]
+    return found
+
+
+def _ratio(results: Mapping[str, Found], label: str, program: str, measure: str) -> float | None:
+    """Return a ratio to the dense model, of a result or of the one that has its shapes."""
+    if label == DENSE:
+        return 1.0
+    found = results.get(label, {})
+    row = found.get((program, measure))
+    if row is not None and row["ratio"]:
+        return float(row["ratio"])
+    where = _where(found)
+    return (
+        _ratio(results, where.removeprefix(SAME_SHAPES), program, measure)
+        if (where.startswith(SAME_SHAPES))
+        else None
+    )
+
+
+def _perplexity_ratio(results: Mapping[str, Found], label: str) -> float | None:
+    """Return the geometric mean of a result's perplexities relative to the dense model's."""
+    dense = _dense_perplexities(results)
+    ratios = [
+        float(row["ratio"]) if row["ratio"] else float(row["value"]) / dense[measure]
+        for (program, measure), row in results[label].items()
+        if program == FILES and measure in dense
+    ]
+    return geometric_mean(ratios) if ratios else None
+
+
+def _dense_perplexities(results: Mapping[str, Found]) -> dict[str, float]:
+    """Return the dense model's perplexity by measure, from the runs that started from it."""
+    return {
+        measure: float(row["dense"])
+        for found in results.values()
+        for (program, measure), row in found.items()
+        if program == FILES and measure.startswith(PERPLEXITY) and row["dense"]
+    }

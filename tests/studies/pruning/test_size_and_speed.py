@@ -11,7 +11,7 @@ from benchmarks.reporting.rows import Rows
 from benchmarks.size_and_speed import __main__ as command
 from benchmarks.size_and_speed import programs
 from benchmarks.size_and_speed.programs import FILES, LLAMA_CPP, Job, Measure, measured, refusal
-from benchmarks.size_and_speed.report import FIGURES, KEYS, write_report
+from benchmarks.size_and_speed.report import FIGURES, KEYS, _by_result, _figure, write_report
 from benchmarks.size_and_speed.subjects import Subject, open_dense, open_subject
 from espalier.errors import InputError
 from espalier.hf.opening.opened_model import OpenedModel
@@ -173,6 +173,27 @@ def test_report(tmp_path: Path) -> None:
     assert "Load of the machine when a measurement began: 1.5 to 1.5" in text
     assert (tmp_path / "speed.png").exists()
     assert "SliceGPT" in (tmp_path / "speed.svg").read_text()
+
+
+def test_ratios_of_the_figure(tmp_path: Path) -> None:
+    """A tuned result has no row of its own, and zeros change neither size nor speed."""
+    rows = rows_in(tmp_path)
+    none = dict.fromkeys(FIGURES)
+    files = {"result": "FLAP, tuned", "method": "", "program": FILES, "note": ""}
+    for text, value in (("wiki", 40.0), ("code", 5.0)):
+        rows.add(files | {"measure": f"perplexity {text}"}, **none | {"value": value})
+    again = {"result": "FLAP", "method": "", "program": FILES, "measure": "perplexity code"}
+    rows.add(again | {"note": ""}, value=20.0, dense=10.0, ratio=2.0, load=1.0)
+    zeros = {"result": "FedPrLLM", "method": "", "program": "transformers bfloat16"}
+    rows.add(zeros | {"measure": "", "note": "as dense"}, **none)
+    perplexity, size, _ = _figure(_by_result(rows)).panels
+    # Geometric means of 30 / 20 and 20 / 10, and of 40 / 20 and 5 / 10.
+    untuned, tuned = (series.values for series in perplexity.series)
+    assert untuned["FLAP"] == [pytest.approx(3.0**0.5)]
+    assert untuned["SliceGPT"] == [1.5]
+    assert tuned == {"FLAP": [1.0]}
+    memory = size.series[1].values
+    assert memory == {"FedPrLLM": [1.0]}
 
 
 def test_command_measures_what_is_missing(
