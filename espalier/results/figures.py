@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from espalier.amounts import figure, size
-from espalier.errors import InputError
 from espalier.results.finished_run import ADAPTER, FinishedRun
 
 FEDERATED = "federated"
@@ -103,30 +102,18 @@ def _sum(one: float | None, other: float | None) -> float | None:
 
 
 def qualities(run: FinishedRun) -> list[Quality]:
-    """Return all measures of a run that has a summary, in its order: perplexities first.
-
-    Raises InputError if ``summary.json`` has another form.
-    """
-    try:
-        return [_quality(entry) for entry in run.summary.get("metrics") or ()]
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise _damaged(run, "metrics") from None
+    """Return all measures of a run that has a summary, in its order: perplexities first."""
+    return [_quality(entry) for entry in run.summary.get("metrics") or ()]
 
 
 def _quality(entry: Mapping[str, Any]) -> Quality:
-    values = {
-        str(column): None if value is None else float(value)
-        for column, value in entry["values"].items()
-    }
-    sha256 = entry.get("samples_sha256")
-    chance = entry.get("chance")
     return Quality(
-        str(entry["name"]),
-        str(entry["dataset"]),
+        entry["name"],
+        entry["dataset"],
         entry["direction"] == "lower",
-        values,
-        None if sha256 is None else str(sha256),
-        None if chance is None else float(chance),
+        entry["values"],
+        entry.get("samples_sha256"),
+        entry.get("chance"),
         list(entry.get("medians_of_clients") or ()),
     )
 
@@ -142,42 +129,13 @@ def main_quality(run: FinishedRun) -> Quality | None:
 
 
 def evaluated(run: FinishedRun) -> list[Quality]:
-    """Return the measures that have a value of the result; InputError as for ``qualities``."""
+    """Return the measures that have a value of the result."""
     return [one for one in qualities(run) if one.values.get(FEDERATED) is not None]
 
 
 def size_of(run: FinishedRun, column: str) -> Size:
-    """Return the size of the base (``DENSE``), the result (``FEDERATED``) or a baseline.
-
-    InputError as for ``qualities``.
-    """
-    sizes = run.summary.get("size")
-    try:
-        entry = (sizes or {}).get(column)
-        if entry is None:
-            return Size()
-        num_bytes = entry["bytes"]
-        return Size(
-            float(entry["parameters"]),
-            None if num_bytes is None else float(num_bytes),
-            entry["folder"] or "",
-        )
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise _damaged(run, "size") from None
-
-
-def number(run: FinishedRun, key: str) -> float | None:
-    """Return a number of the summary, such as ``bytes_up``; None if the run has none."""
-    value = run.summary.get(key)
-    if value is None:
-        return None
-    # In Python, True is a number too.
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _damaged(run, key)
-    return float(value)
-
-
-def _damaged(run: FinishedRun, key: str) -> InputError:
-    return InputError(
-        f"{run.path / 'summary.json'}: {key} has an unknown form; restore the file from a backup"
-    )
+    """Return the size of the base (``DENSE``), the result (``FEDERATED``) or a baseline."""
+    entry = run.summary.get("size", {}).get(column)
+    if entry is None:
+        return Size()
+    return Size(entry["parameters"], entry["bytes"], entry["folder"] or "")

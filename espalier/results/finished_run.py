@@ -11,19 +11,13 @@ from typing import Any
 from espalier.environment.bounded_json import read_json_object
 from espalier.environment.paths import at_home
 from espalier.errors import InputError
+from espalier.results.run_files import require_form
 
 MODEL = "model"
 ADAPTER = "adapter"
 CLIENTS = "clients"
 """Name of a folder in the run directory with one subfolder for each client's own model."""
 ADAPTER_CONFIG = "adapter_config.json"
-FORMS = {
-    "status": str, "method": str, "model": str, "num_clients": int, "clients": list,
-    "missing": list, "refused": dict, "sparsity": dict, "size": dict, "warnings": list,
-    "report": dict, "metrics": list, "bytes_up": int, "bytes_down": int, "seconds": int | float,
-    "base": list, "versions": dict,
-}  # fmt: skip
-"""Type of each value of ``summary.json`` that is never null."""
 
 
 @dataclass(frozen=True)
@@ -92,25 +86,45 @@ class FinishedRun:
     def json_lines(self, name: str) -> Iterator[dict[str, Any]]:
         """Yield the objects of a file of JSON Lines; a last line that was cut off is left out.
 
-        Raises InputError if the file cannot be read.
+        Raises InputError if the file cannot be read, or a line has another form.
         """
         path = self.path / name
         if not path.exists():
             return
+        for number, line in self._lines(path):
+            try:
+                entry = json.loads(line)
+            except ValueError as error:
+                raise InputError(
+                    f"{path}: line {number} is not JSON: {error}; copy the file again"
+                ) from None
+            require_form(path, entry, number)
+            yield entry
+
+    @staticmethod
+    def _lines(path: Path) -> Iterator[tuple[int, str]]:
+        """Yield number and text of each whole line."""
         try:
             with open(path, encoding="utf-8") as file:
-                for line in file:
+                for number, line in enumerate(file, 1):
                     if line.endswith("\n"):
-                        yield json.loads(line)
+                        yield number, line
         except OSError as error:
             raise InputError(f"{path}: cannot be read: {error.strerror}; copy it again") from None
-        except ValueError as error:
-            raise InputError(f"{path}: is not JSON Lines: {error}; copy it again") from None
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path}: is not UTF-8: {error}; copy it again") from None
 
     def json(self, name: str) -> Mapping[str, Any]:
-        """Return the object of a JSON file of the run; empty if the run did not write it."""
+        """Return the object of a JSON file of the run; empty if the run did not write it.
+
+        Raises InputError if the file cannot be read, or has another form.
+        """
         path = self.path / name
-        return read_json_object(path) if path.exists() else {}
+        if not path.exists():
+            return {}
+        document = read_json_object(path)
+        require_form(path, document)
+        return document
 
 
 def open_run(path: str | Path) -> FinishedRun:
@@ -128,7 +142,5 @@ def open_run(path: str | Path) -> FinishedRun:
 def read_summary(file: Path) -> dict[str, Any]:
     """Return the contents of a ``summary.json``; raise InputError if it is damaged."""
     summary = read_json_object(file)
-    for key, form in FORMS.items():
-        if key in summary and not isinstance(summary[key], form):
-            raise InputError(f"{file}: {key} has an unknown form; restore the file from a backup")
+    require_form(file, summary)
     return summary

@@ -23,7 +23,6 @@ from espalier.results.figures import (
     Size,
     figure_text,
     main_quality,
-    number,
     size_of,
 )
 from espalier.results.finished_run import ADAPTER, FinishedRun, open_run
@@ -147,9 +146,8 @@ def _values(run: FinishedRun) -> Mapping[str, Any]:
 def _seconds(run: FinishedRun, *, has_ended: bool) -> float | None:
     """Return the seconds that a run has taken, up to the last checkpoint if it has not ended."""
     if has_ended:
-        return number(run, "seconds")
-    taken = run.json("seconds.json").get("run")
-    return float(taken) if isinstance(taken, int | float) else None
+        return run.summary.get("seconds")
+    return run.json("seconds.json").get("run")
 
 
 def _started(folder: Path) -> str | None:

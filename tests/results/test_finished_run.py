@@ -1,5 +1,7 @@
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,9 +44,45 @@ def test_damaged_settings_are_an_error(tmp_path: Path) -> None:
         run.setting("method")
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe\n", b'{"a": \n'])
-def test_damaged_lines_are_an_error(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    ("content", "reason"), [(b"\xff\xfe\n", "is not UTF-8"), (b'{"a": \n', "line 1 is not JSON")]
+)
+def test_damaged_lines_are_an_error(tmp_path: Path, content: bytes, reason: str) -> None:
     (tmp_path / "summary.json").write_text("{}")
     (tmp_path / "ledger.jsonl").write_bytes(content)
-    with pytest.raises(InputError, match=r"ledger\.jsonl: is not JSON Lines: .*; copy it again"):
+    with pytest.raises(InputError, match=rf"ledger\.jsonl: {reason}: .*; copy "):
+        list(open_run(tmp_path).json_lines("ledger.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("name", "document", "place"),
+    [
+        ("summary.json", {"clients": [{"client": "zero"}]}, "clients.0.client = 'zero'"),
+        ("summary.json", {"seconds": True}, "seconds = True"),
+        ("summary.json", {"base": {"model": "demo"}}, "base = {'model': 'demo'}"),
+        ("plan.json", {"bytes_up": "many"}, "bytes_up = 'many'"),
+        ("rounds.json", {"rounds": {"round": 1}}, "rounds = {'round': 1}"),
+        ("rounds.json", {"rounds": [{"round": 1, "perplexity": {"wiki": "high"}}]}, "rounds.0."),
+        ("seconds.json", {"run": 1.0, "clients": {"0": [1.0]}}, "clients.0 = [1.0]"),
+        ("measurements.json", {"models": []}, "repetitions"),
+        ("lm_eval.json", {"scores": [1]}, "scores.0 = 1"),
+    ],
+)
+def test_edited_files_are_named_with_place_and_value(
+    tmp_path: Path, name: str, document: Mapping[str, Any], place: str
+) -> None:
+    (tmp_path / "summary.json").write_text("{}")
+    (tmp_path / name).write_text(json.dumps(document))
+    with pytest.raises(InputError) as caught:
+        open_run(tmp_path).json(name)
+    assert str(caught.value).startswith(f"{tmp_path / name}: {place}")
+    assert str(caught.value).endswith("; restore the file from a backup")
+
+
+def test_an_edited_line_is_named_by_its_number(tmp_path: Path) -> None:
+    entry = {"direction": "up", "kind": "train", "block": None, "wire_bytes": 3}
+    lines = [entry, {**entry, "wire_bytes": None}]
+    (tmp_path / "summary.json").write_text("{}")
+    (tmp_path / "ledger.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    with pytest.raises(InputError, match=r"ledger\.jsonl: line 2: wire_bytes = None: "):
         list(open_run(tmp_path).json_lines("ledger.jsonl"))

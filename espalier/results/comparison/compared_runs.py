@@ -16,7 +16,6 @@ from espalier.results.figures import (
     Size,
     evaluated,
     main_quality,
-    number,
     size_of,
 )
 from espalier.results.finished_run import FinishedRun, open_run
@@ -94,7 +93,7 @@ class Entry:
 
     def total(self, key: str) -> float | None:
         """Return the sum of a number of the summaries over the chain; None if one lacks it."""
-        values = [number(run, key) for run in self.chain]
+        values = [run.summary.get(key) for run in self.chain]
         known = [value for value in values if value is not None]
         return sum(known) if len(known) == len(values) else None
 

@@ -81,10 +81,7 @@ class Comparison:
 
 
 def comparisons_of(run: FinishedRun) -> list[Comparison]:
-    """Return the measures of a run that have at least one value, in the order of the summary.
-
-    Raises InputError if ``summary.json`` has another form.
-    """
+    """Return the measures of a run that have at least one value, in the order of the summary."""
     found = [_comparison(run, quality) for quality in qualities(run)]
     return [one for one in found if one.values]
 

@@ -1,0 +1,221 @@
+"""Forms of the JSON files of a run directory, as the commands that look at results read them.
+
+A file that was edited by hand or is damaged is refused with the place and the reason, before
+anything is computed from it. Keys that no command reads may have any value.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from espalier.errors import InputError
+
+Number = float
+"""Type that also takes integers."""
+
+
+class _Form(BaseModel):
+    """Keys of an object; a key with a default may be missing."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+class _Client(_Form):
+    client: int
+    site: str = ""
+    status: str = ""
+    reason: str | None = None
+    capped: dict[str, Any] = {}
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: Number = 0
+    metrics: dict[str, Number | str | None] = {}
+
+
+class _Size(_Form):
+    parameters: Number
+    bytes: Number | None
+    folder: str | None
+
+
+class _Metric(_Form):
+    name: str
+    dataset: str
+    direction: Literal["lower", "higher"]
+    values: dict[str, Number | None]
+    samples_sha256: str | None = None
+    chance: Number | None = None
+    medians_of_clients: dict[str, Number] = {}
+
+
+class _Base(_Form):
+    model: str = ""
+    sha256: str = ""
+    path: str = ""
+    revision: str | None = None
+    run: str | None = None
+    method: str | None = None
+
+
+class _SharedNoise(_Form):
+    dishonest: int
+    sites: int
+
+
+class _Guarantee(_Form):
+    epsilon: Number
+    delta: Number
+    noise: str
+    shared_noise: _SharedNoise | None = None
+
+
+class _Missing(_Form):
+    site: str
+    reason: str
+
+
+class _TestItems(_Form):
+    number: int
+
+
+class _Summary(_Form):
+    status: str = ""
+    reason: str | None = None
+    method: str = ""
+    model: str = ""
+    num_clients: int = 0
+    clients: list[_Client] = []
+    finished: int | None = None
+    missing: list[_Missing] = []
+    refused: dict[str, str] = {}
+    sparsity: dict[str, Number | str | None] = {}
+    size: dict[str, _Size] = {}
+    warnings: list[str] = []
+    report: dict[str, Any] = {}
+    metrics: list[_Metric] = []
+    test_items: _TestItems | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: Number = 0
+    base: list[_Base] = []
+    versions: dict[str, str] = {}
+    model_revision: str | None = None
+    model_sha256: str | None = None
+    privacy: _Guarantee | None = None
+    threads: int = 1
+
+
+class _PlanSeconds(_Form):
+    round_of_a_client: Number
+    teraflops: Number
+    measured: bool
+
+
+class _PlanMeasured(_Form):
+    server_memory: int
+
+
+class _Plan(_Form):
+    bytes_up: int
+    bytes_down: int
+    least_bytes_up: int
+    least_bytes_down: int
+    client_memory: int
+    server_memory: int
+    server_disk: int
+    seconds: _PlanSeconds
+    measured: _PlanMeasured | None = None
+
+
+class _Seconds(_Form):
+    run: Number
+    clients: dict[str, Annotated[list[Number], Field(min_length=2, max_length=2)]] = {}
+    """Seconds and number of rounds by client."""
+
+
+_Values = dict[str, Number | dict[str, Number | None] | None]
+
+
+class _Round(_Form):
+    round: int
+    perplexity: _Values = {}
+    scores: _Values = {}
+
+
+class _Rounds(_Form):
+    rounds: list[_Round]
+
+
+class _Message(_Form):
+    direction: Literal["up", "down"] | None
+    kind: str
+    block: str | None
+    wire_bytes: int
+
+
+class _Model(_Form):
+    name: str
+    dtype: str
+    model_memory: Number
+    peak_memory: Number
+    load_seconds: Number
+    prompt_tokens_per_second: Number
+    new_tokens_per_second: Number | None
+
+
+class _Measurements(_Form):
+    models: list[_Model]
+    repetitions: int
+    batch_size: int
+    prompt_tokens: int
+    new_tokens: int
+    threads: int
+    machine: str
+
+
+class _Scores(_Form):
+    scores: list[dict[str, Any]]
+
+
+FORMS: Mapping[str, type[_Form]] = {
+    "summary.json": _Summary,
+    "plan.json": _Plan,
+    "seconds.json": _Seconds,
+    "rounds.json": _Rounds,
+    "ledger.jsonl": _Message,
+    "measurements.json": _Measurements,
+    "lm_eval.json": _Scores,
+}
+"""Form of a file's object, or of each line's, by the name of the file."""
+
+
+def require_form(path: Path, document: Any, line: int | None = None) -> None:
+    """Raise InputError if an object of a run's file has another form than commands read.
+
+    Parameters
+    ----------
+    path : path of the file; files without an entry in ``FORMS`` are not checked
+    document : parsed object
+    line : number of its line, from 1, in a file of JSON Lines
+    """
+    form = FORMS.get(path.name)
+    if form is None:
+        return
+    try:
+        _adapter(form).validate_python(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the object"
+        where = "" if line is None else f"line {line}: "
+        value = "" if first["type"] == "missing" else f" = {first['input']!r:.60}"
+        raise InputError(
+            f"{path}: {where}{place}{value}: {first['msg']}; restore the file from a backup"
+        ) from None
+
+
+@cache
+def _adapter(form: type[_Form]) -> TypeAdapter[_Form]:
+    return TypeAdapter(form)
