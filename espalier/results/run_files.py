@@ -81,6 +81,14 @@ class _TestItems(_Form):
     number: int
 
 
+class _Report(_Form):
+    removed_blocks: list[int] = []
+    dropped_blocks: list[int] = []
+    groups_of_blocks: list[dict[str, int]] = []
+    width: int = 0
+    width_of_the_base: int = 0
+
+
 class _Summary(_Form):
     status: str = ""
     reason: str | None = None
@@ -94,7 +102,7 @@ class _Summary(_Form):
     sparsity: dict[str, Number | str | None] = {}
     size: dict[str, _Size] = {}
     warnings: list[str] = []
-    report: dict[str, Any] = {}
+    report: _Report = _Report()
     metrics: list[_Metric] = []
     test_items: _TestItems | None = None
     bytes_up: int = 0

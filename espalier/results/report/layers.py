@@ -161,7 +161,7 @@ def _structures(run: FinishedRun) -> dict[str, Structure]:
     for path in sorted((run.path / "structures").glob("*.json")):
         document = read_json_object(path)
         name = f"client {document.get('client')}"
-        found[name] = Structure.from_json(document["structure"], str(path))
+        found[name] = Structure.from_json(document.get("structure"), str(path))
     if found:
         return found
     places = {"": run.model, **run.client_models}
