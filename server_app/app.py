@@ -19,6 +19,7 @@ from espalier.hf.machine.computing import set_up
 from espalier.hf.opening.base_check import require_within_limits
 from espalier.hf.opening.opened_model import open_model
 from espalier.identity.site_keys import public_keys
+from espalier.privacy.guarantee import require_reachable_epsilon
 from espalier.progress import Throttle, progress_listener
 from espalier.results.finished_run import open_run
 from espalier.results.report.page import FILE as REPORT
@@ -78,6 +79,7 @@ def run_method(
     settings = parse(context.run_config, simulation=simulation, by_hand=changed(context.run_config))
     settings = settings.with_quorum(simulation=simulation)
     require_tracking(settings)
+    require_reachable_epsilon(settings)
     grid = with_enough_nodes(grid, settings.num_clients)
     keys = public_keys(settings.site_keys) if settings.site_keys else None
     if is_on_hub(name := model_before(settings)):

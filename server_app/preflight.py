@@ -16,6 +16,7 @@ from espalier.errors import EspalierError, InputError, tell
 from espalier.hf.machine.computing import set_up
 from espalier.hf.opening.base_check import require_within_limits
 from espalier.hf.opening.opened_model import OpenedModel, open_model
+from espalier.privacy.guarantee import require_reachable_epsilon
 from espalier.progress import Throttle, progress_listener, progress_prefix
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings, parse
@@ -38,6 +39,7 @@ def open_all(config: Mapping[str, Any], tell: Callable[[str], None]) -> None:
         An input cannot be used. The errors of all clients are reported together.
     """
     settings = parse(config, simulation=True).with_quorum(simulation=True)
+    require_reachable_epsilon(settings)
     set_up(settings, Path(settings.out_dir))
     model = open_model(settings.model)
     require_within_limits(settings, model)

@@ -91,6 +91,11 @@ def guarantee_of(run: RunSettings) -> Guarantee | None:
     return Guarantee(Draw(noise, rate, steps), answers, privacy.delta, privacy.noise, share)
 
 
+def require_reachable_epsilon(run: RunSettings) -> None:
+    """Raise InputError if no noise keeps a private run within its epsilon."""
+    guarantee_of(run)
+
+
 def in_words(guarantee: Mapping[str, Any]) -> str:
     """Return the guarantee of ``to_json`` in one sentence, for people."""
     text = (

@@ -4,26 +4,22 @@ A file that was edited by hand or is damaged is refused with the place and the r
 anything is computed from it. Keys that no command reads may have any value.
 """
 
+# Pydantic copies defaults for each object.
+# ruff: noqa: RUF012
+
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field
 
-from espalier.errors import InputError
+from espalier.environment.json_form import Form, require_form
 
 Number = float
 """Type that also takes integers."""
 
 
-class _Form(BaseModel):
-    """Keys of an object; a key with a default may be missing."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
-
-
-class _Client(_Form):
+class _Client(Form):
     client: int
     site: str = ""
     status: str = ""
@@ -35,13 +31,13 @@ class _Client(_Form):
     metrics: dict[str, Number | str | None] = {}
 
 
-class _Size(_Form):
+class _Size(Form):
     parameters: Number
     bytes: Number | None
     folder: str | None
 
 
-class _Metric(_Form):
+class _Metric(Form):
     name: str
     dataset: str
     direction: Literal["lower", "higher"]
@@ -51,7 +47,7 @@ class _Metric(_Form):
     medians_of_clients: dict[str, Number] = {}
 
 
-class _Base(_Form):
+class _Base(Form):
     model: str = ""
     sha256: str = ""
     path: str = ""
@@ -60,28 +56,28 @@ class _Base(_Form):
     method: str | None = None
 
 
-class _SharedNoise(_Form):
+class _SharedNoise(Form):
     dishonest: int
     sites: int
 
 
-class _Guarantee(_Form):
+class _Guarantee(Form):
     epsilon: Number
     delta: Number
     noise: str
     shared_noise: _SharedNoise | None = None
 
 
-class _Missing(_Form):
+class _Missing(Form):
     site: str
     reason: str
 
 
-class _TestItems(_Form):
+class _TestItems(Form):
     number: int
 
 
-class _Report(_Form):
+class _Report(Form):
     removed_blocks: list[int] = []
     dropped_blocks: list[int] = []
     groups_of_blocks: list[dict[str, int]] = []
@@ -89,7 +85,7 @@ class _Report(_Form):
     width_of_the_base: int = 0
 
 
-class _Summary(_Form):
+class _Summary(Form):
     status: str = ""
     reason: str | None = None
     method: str = ""
@@ -116,17 +112,17 @@ class _Summary(_Form):
     threads: int = 1
 
 
-class _PlanSeconds(_Form):
+class _PlanSeconds(Form):
     round_of_a_client: Number
     teraflops: Number
     measured: bool
 
 
-class _PlanMeasured(_Form):
+class _PlanMeasured(Form):
     server_memory: int
 
 
-class _Plan(_Form):
+class _Plan(Form):
     bytes_up: int
     bytes_down: int
     least_bytes_up: int
@@ -138,7 +134,7 @@ class _Plan(_Form):
     measured: _PlanMeasured | None = None
 
 
-class _Seconds(_Form):
+class _Seconds(Form):
     run: Number
     clients: dict[str, Annotated[list[Number], Field(min_length=2, max_length=2)]] = {}
     """Seconds and number of rounds by client."""
@@ -147,24 +143,24 @@ class _Seconds(_Form):
 _Values = dict[str, Number | dict[str, Number | None] | None]
 
 
-class _Round(_Form):
+class _Round(Form):
     round: int
     perplexity: _Values = {}
     scores: _Values = {}
 
 
-class _Rounds(_Form):
+class _Rounds(Form):
     rounds: list[_Round]
 
 
-class _Message(_Form):
+class _Message(Form):
     direction: Literal["up", "down"] | None
     kind: str
     block: str | None
     wire_bytes: int
 
 
-class _Model(_Form):
+class _Model(Form):
     name: str
     dtype: str
     model_memory: Number
@@ -174,7 +170,7 @@ class _Model(_Form):
     new_tokens_per_second: Number | None
 
 
-class _Measurements(_Form):
+class _Measurements(Form):
     models: list[_Model]
     repetitions: int
     batch_size: int
@@ -184,11 +180,11 @@ class _Measurements(_Form):
     machine: str
 
 
-class _Scores(_Form):
+class _Scores(Form):
     scores: list[dict[str, Any]]
 
 
-FORMS: Mapping[str, type[_Form]] = {
+FORMS: Mapping[str, type[Form]] = {
     "summary.json": _Summary,
     "plan.json": _Plan,
     "seconds.json": _Seconds,
@@ -200,7 +196,7 @@ FORMS: Mapping[str, type[_Form]] = {
 """Form of a file's object, or of each line's, by the name of the file."""
 
 
-def require_form(path: Path, document: Any, line: int | None = None) -> None:
+def require_run_form(path: Path, document: Any, line: int | None = None) -> None:
     """Raise InputError if an object of a run's file has another form than commands read.
 
     Parameters
@@ -209,21 +205,6 @@ def require_form(path: Path, document: Any, line: int | None = None) -> None:
     document : parsed object
     line : number of its line, from 1, in a file of JSON Lines
     """
-    form = FORMS.get(path.name)
-    if form is None:
-        return
-    try:
-        _adapter(form).validate_python(document)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the object"
-        where = "" if line is None else f"line {line}: "
-        value = "" if first["type"] == "missing" else f" = {first['input']!r:.60}"
-        raise InputError(
-            f"{path}: {where}{place}{value}: {first['msg']}; restore the file from a backup"
-        ) from None
-
-
-@cache
-def _adapter(form: type[_Form]) -> TypeAdapter[_Form]:
-    return TypeAdapter(form)
+    if (form := FORMS.get(path.name)) is not None:
+        where = str(path) if line is None else f"{path}: line {line}"
+        require_form(form, document, where, "restore the file from a backup")

@@ -57,6 +57,14 @@ def test_nothing_is_said_where_all_is_well(config: dict[str, Any]) -> None:
     assert told(config) == []
 
 
+def test_an_epsilon_that_no_noise_keeps_is_refused(config: dict[str, Any]) -> None:
+    pytest.importorskip("opacus", reason="needs the extra privacy")
+    private = {"method": "pooled-pruning", "privacy.epsilon": 1e-6}
+    off = {"evaluation.local-baseline": False, "data.source": "files"}
+    with pytest.raises(EspalierError, match=r"privacy\.epsilon = 1e-06: no noise keeps"):
+        told(config | private | off)
+
+
 def test_every_client_file_mistake_is_told_once(config: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "0.txt").write_text("hawthorn")
     (tmp_path / "1.txt").unlink()

@@ -369,7 +369,8 @@ def test_lines_for_an_adapter(tmp_path: Path) -> None:
             f'AutoPeftModelForSequenceClassification.from_pretrained("{run.path}/adapter", num_labels',
         ),
     ):
-        config = {"task_type": kind, "base_model_name_or_path": base}
+        config = {"task_type": kind, "base_model_name_or_path": base, "r": 2, "lora_alpha": 4.0}
+        config["peft_type"] = "LORA"
         (run.path / "adapter" / "adapter_config.json").write_text(json.dumps(config))
         text = snippets_of(run)[0].text
         assert line in text

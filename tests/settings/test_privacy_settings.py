@@ -52,6 +52,7 @@ def test_methods_are_found_by_mechanism() -> None:
         ("pooled-pruning", "evaluation.own-text", True, "set it to false"),
         ("fedpetuning", "federation.client-weights", "paper", "set it to 'equal'"),
         ("fedpetuning", "training.proximal", 0.1, "set it to 0"),
+        ("fedpetuning", "lora.dropout", 0.1, "set it to 0"),
         ("fedpetuning", "training.accumulation", 2, "set it to 1"),
         ("fedpetuning", "training.gradient-checkpointing", True, "set it to false"),
         ("fedpetuning", "training.compile", True, "set it to false"),

@@ -17,7 +17,6 @@ from espalier.methods.tuning.adapters.tensors import of_round, trained
 from espalier.models.adapters import FACTORS, AdapterPlan
 from espalier.privacy.accounting import Draw
 from espalier.privacy.guarantee import Guarantee
-from espalier.seeds import derive_seed
 from espalier.storage.client_state import PrivateState
 from espalier.training.adapted_model import AdaptedModel, flattened
 from espalier.training.private.sequences import private_sequences
@@ -89,6 +88,5 @@ def _steps(
         noise_multiplier=draw.noise_multiplier,
         sampling_rate=draw.sampling_rate,
         max_sequences=settings.privacy.max_sequences,
-        seed=derive_seed(settings.seed, "training", client=client),
         total_steps=settings.federation.rounds * settings.training.steps,
     )

@@ -9,12 +9,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from espalier.environment.bounded_json import read_json_object
 from espalier.environment.hub_models import ADAPTER
 from espalier.errors import InputError
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.edits import Edits
 from espalier.hf.whole.adapters import updated
+from espalier.models.adapter_config import read_adapter_config
 from pruning_kernels.lora.factors import Factors
 
 WEIGHTS = "adapter_model.safetensors"
@@ -65,7 +65,7 @@ def read_adapter(folder: Path, model: OpenedModel) -> Adapted:
 
 def _scaling(path: Path) -> float:
     """Return ``alpha / rank`` of an adapter of plain LoRA."""
-    config = read_json_object(path)
+    config = read_adapter_config(path)
     if config.get("peft_type") != "LORA":
         raise InputError(f"{path}: peft_type = {config.get('peft_type')!r}: must be 'LORA'")
     # Any of these makes the update something else than B A times a factor.

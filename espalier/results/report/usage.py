@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from espalier.environment.bounded_json import read_json_object
+from espalier.environment.json_form import Form, require_form
 from espalier.hf.export.loading_code import loading_code
 from espalier.hf.gguf.architecture import EVEN, UNEVEN
+from espalier.models.adapter_config import read_adapter_config
 from espalier.results.finished_run import ADAPTER_CONFIG, FinishedRun
 
 QUESTION = "Once upon a time"
@@ -39,16 +41,16 @@ def _snippets(run: FinishedRun) -> Iterator[Snippet]:
         client, folder = next(iter(run.client_models.items()))
         what = f"the model of {client}; each client has its own in clients/"
     if folder is not None:
-        config = read_json_object(folder / CONFIG)
+        config = _config(folder / CONFIG)
         decoder = not _classifies(config.get("architectures"))
         yield _model(folder, what, decoder=decoder, own_code="auto_map" in config)
     elif run.adapter is not None:
-        settings = read_json_object(run.adapter / ADAPTER_CONFIG)
+        settings = read_adapter_config(run.adapter / ADAPTER_CONFIG)
         decoder = settings.get("task_type") != "SEQ_CLS"
         base = str(settings.get("base_model_name_or_path"))
         # A base on the hub is a plain model; a local one may be pruned.
         file = Path(base) / CONFIG
-        config = read_json_object(file) if file.is_file() else {}
+        config = _config(file) if file.is_file() else {}
         yield _adapter(run.adapter, base, decoder=decoder, own_code="auto_map" in config)
     else:
         return
@@ -56,6 +58,17 @@ def _snippets(run: FinishedRun) -> Iterator[Snippet]:
         of_client = f" --client {shlex.quote(client)}" if client else ""
         yield from _commands(run, of_client)
         yield _serving(run, of_client, config)
+
+
+class _Config(Form):
+    model_type: str = "llama"
+    architectures: list[str] | None = None
+
+
+def _config(path: Path) -> dict[str, Any]:
+    config = read_json_object(path)
+    require_form(_Config, config, str(path), "restore the file from a backup")
+    return config
 
 
 def _classifies(architectures: object) -> bool:

@@ -5,9 +5,13 @@ from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from espalier.environment.bounded_json import read_json_object
+from espalier.environment.hub_models import ADAPTER
+from espalier.environment.json_form import Form, require_form
 from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened_model import opened_in
 from espalier.hf.tokenizer.files import load_tokenizer
+from espalier.models.adapter_config import read_adapter_config
 from espalier.results.sources import Source
 
 if TYPE_CHECKING:
@@ -15,6 +19,10 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+LIBRARY_ERRORS = (
+    OSError, ValueError, RuntimeError, TypeError, AttributeError, LookupError, ArithmeticError,
+)  # fmt: skip
+"""Errors of transformers and PEFT for files that they cannot use."""
 HEADS = ("classifier.weight", "out_proj.weight")
 """Ends of the names of an encoder's last matrix, which has one row per label."""
 
@@ -44,17 +52,42 @@ def load_model(source: Source, device: str = "auto") -> "PreTrainedModel | PeftM
     -------
     Model of transformers; a PeftModel if the source has an adapter.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
     place = device_named(device)
+    _require_config_files(source)
     try:
         model = loader_of(source)()
     except EspalierError:
         raise
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except (*LIBRARY_ERRORS, SafetensorError, StrictDataclassError) as error:
         where = source.adapter or source.directory
         raise InputError(f"{where}: cannot be loaded ({error}); check the run directory") from None
     return model.to(place)
+
+
+class _GenerationConfig(Form):
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+    max_new_tokens: int | None = None
+    max_length: int | None = None
+
+
+def _require_config_files(source: Source) -> None:
+    """Raise InputError if a value would fail later, in a library."""
+    if source.adapter is not None:
+        read_adapter_config(source.adapter / ADAPTER)
+    path = source.directory / "generation_config.json"
+    if path.is_file():
+        remedy = "correct it, or restore the file from a backup"
+        require_form(_GenerationConfig, read_json_object(path), str(path), remedy)
 
 
 def loader_of(source: Source, dtype: str = "auto") -> "Callable[[], PreTrainedModel | PeftModel]":

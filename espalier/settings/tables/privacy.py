@@ -172,6 +172,12 @@ def _of_training(job: "MethodSettings", tables: Mapping[str, Any]) -> list[tuple
             "set it to 'equal'",
         ),
         (
+            tables["lora"].dropout,
+            f"lora.dropout = {tables['lora'].dropout:g}: is drawn for all sequences of a pass"
+            " together, so one record would change the gradients of others",
+            "set it to 0",
+        ),
+        (
             training.proximal,
             f"training.proximal = {training.proximal:g}: refers to the mean gradient, which nobody"
             " may know",

@@ -8,6 +8,10 @@ number of counted tokens, and clipped to ``clip-norm`` as one vector over all tr
 The noisy sum is divided by public numbers only. AdamW does not depend on this factor, so the number
 of records, which is private, is not needed.
 
+There is no dropout, neither of adapters nor of the base model: it is drawn for all sequences of a
+forward pass together, so one more record would change what is dropped of the others, and the sum by
+more than the clipping norm.
+
 Noise is our own (``espalier/privacy/noise.py``): that of Opacus comes from torch's generator, and
 its secure mode needs torchcsprng, which does not exist for current versions of torch.
 """
@@ -27,9 +31,8 @@ from espalier.environment.imports import importing
 from espalier.errors import InputError
 from espalier.privacy.noise import RandomBits
 from espalier.progress import report_each
-from espalier.seeds import derive_seed
 from espalier.settings.tables.training import BETAS, TrainingSettings
-from espalier.training.loop import Parameters, in_training, seeded
+from espalier.training.loop import Parameters, in_training
 from espalier.training.loss import Loss, summed_loss
 from espalier.training.optimizer import learning_rate
 from espalier.training.sequences import Sequences
@@ -57,8 +60,6 @@ class PrivateSteps:
     sampling_rate: float
     max_sequences: int
     """Maximum number of sequences of a record or group in a step, at most the batch size."""
-    seed: int
-    """Seed of dropout, which need not be secret."""
     total_steps: int
     """Number of steps of the whole run, for the learning rate."""
     loss: Loss = summed_loss
@@ -70,9 +71,9 @@ class PrivateSteps:
             betas=BETAS,
             weight_decay=self.settings.weight_decay,
         )
-        with in_training(self.model, False), self._gradients_of_sequences():
+        with self._gradients_of_sequences():
             for step in report_each(range(first_step, first_step + steps), "training step"):
-                self._take(self.clipped_sum(self._chosen(bits), step), bits)
+                self._take(self.clipped_sum(self._chosen(bits)), bits)
                 for group in optimizer.param_groups:
                     group["lr"] = learning_rate(self.settings, step, self.total_steps)
                 optimizer.step()
@@ -88,10 +89,10 @@ class PrivateSteps:
         is_classification = self.sequences.batch([0]).labels.ndim == 1
         labels = torch.zeros(2, dtype=torch.int64) if is_classification else tokens
         batch = Batch(tokens, torch.ones_like(tokens), labels)
-        with in_training(self.model, False), self._gradients_of_sequences():
-            self._backward(batch, 0, 0)
+        with self._gradients_of_sequences():
+            self._backward(batch)
 
-    def clipped_sum(self, chosen: Sequence[Sequence[int]], step: int) -> Gradients:
+    def clipped_sum(self, chosen: Sequence[Sequence[int]]) -> Gradients:
         """Return the sum of the clipped gradients of some records.
 
         Parameters
@@ -103,13 +104,13 @@ class PrivateSteps:
             name: torch.zeros(value.shape, dtype=torch.int64, device=value.device)
             for name, value in self.parameters.items()
         }
-        for pass_index, records in enumerate(self._passes(chosen)):
+        for records in self._passes(chosen):
             rows = [number for record in records for number in record]
             # (sequences,): place of each sequence's record in this pass.
             owner = torch.tensor([index for index, record in enumerate(records) for _ in record])
             batch = self.sequences.batch(rows)
             num_tokens = torch.zeros(len(records)).index_add_(0, owner, _counted(batch))
-            row_gradients = self._backward(batch, step, pass_index)
+            row_gradients = self._backward(batch)
             parts = {}
             for name, tensor_rows in row_gradients.items():
                 sums = tensor_rows.new_zeros(len(records), *tensor_rows.shape[1:])
@@ -146,15 +147,12 @@ class PrivateSteps:
         if group:
             yield group
 
-    def _backward(self, batch: Batch, step: int, pass_index: int) -> Gradients:
+    def _backward(self, batch: Batch) -> Gradients:
         """Return the gradient of each sequence's summed loss, by name."""
         for parameter in self.parameters.values():
             parameter.grad = None
             parameter.grad_sample = None  # type: ignore[attr-defined]
-        devices = list(dict.fromkeys(value.device for value in self.parameters.values()))
-        dropout_seed = derive_seed(self.seed, "dropout", server_round=step, block=pass_index)
-        with seeded(dropout_seed, [entry for entry in devices if entry.type == "cuda"]):
-            loss = self.loss(self.model, batch, devices[0])
+        loss = self.loss(self.model, batch, next(iter(self.parameters.values())).device)
         with warnings.catch_warnings():
             # Token ids have no gradient, and torch says so at every backward hook.
             warnings.simplefilter("ignore", UserWarning)
@@ -186,14 +184,16 @@ class PrivateSteps:
 
     @contextmanager
     def _gradients_of_sequences(self) -> Iterator[None]:
-        """Let Opacus compute the gradients of single sequences within the block."""
+        """Let Opacus compute the gradients of single sequences within the block, without dropout."""
         with importing():
             from opacus.grad_sample import GradSampleHooks
 
         # Models have buffers, such as positions, which are no parameters and have no gradient.
         hooks = GradSampleHooks(self.model, loss_reduction="sum", strict=False)
         try:
-            yield
+            with in_training(self.model, False):
+                _turn_off_dropout(self.model)
+                yield
         finally:
             hooks.remove_hooks()
             # Opacus leaves its attributes on the parameters.
@@ -201,6 +201,16 @@ class PrivateSteps:
                 for attribute in ("grad_sample", "_forward_counter", "_current_grad_sample"):
                     if hasattr(parameter, attribute):
                         delattr(parameter, attribute)
+
+
+def _turn_off_dropout(model: Any) -> None:
+    """Leave only the modules with trained parameters in training mode, which Opacus needs."""
+    model.eval()
+    for module in model.modules():
+        # The module's own mode; ``train()`` would set those within it, too.
+        module.training = any(
+            parameter.requires_grad for parameter in module.parameters(recurse=False)
+        )
 
 
 def _counted(batch: Batch) -> Tensor:

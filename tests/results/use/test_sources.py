@@ -1,6 +1,8 @@
 """Models that a run directory offers, and how they are loaded."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,13 @@ from transformers import AutoModelForCausalLM
 import espalier
 from espalier.errors import InputError
 from espalier.results.finished_run import open_run
-from espalier.results.sources import base_model_of, require_text_model, result_of, sources_of
+from espalier.results.sources import (
+    Source,
+    base_model_of,
+    require_text_model,
+    result_of,
+    sources_of,
+)
 from espalier.results.use.loading import device_named, load_model
 from tests.results.use.saved_run import save_run
 from tests.tiny_model import save_tiny_llama, save_tiny_roberta
@@ -52,6 +60,39 @@ def test_adapter_is_loaded_over_its_base(tuned: Path, base: Path) -> None:
     torch.testing.assert_close(result.model()(IDS).logits, dense(IDS).logits)
     torch.testing.assert_close(adapted(IDS).logits, dense(IDS).logits)
     assert not adapted.training
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"r": "x"}, "r = 'x': "),
+        ({"r": 0}, "r = 0: "),
+        ({"lora_alpha": None}, "lora_alpha = None: "),
+        ({"target_modules": 7}, r"target_modules\.\S+ = 7: "),
+        ({"peft_type": ["a"]}, r"peft_type = \['a'\]: "),
+    ],
+)
+def test_a_damaged_adapter_is_named(tuned: Path, change: dict[str, Any], place: str) -> None:
+    path = tuned / "adapter" / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    source = result_of(open_run(tuned))
+    for use in (lambda: load_model(source, "cpu"), lambda: source.adapted):
+        with pytest.raises(InputError, match=rf"adapter_config\.json: {place}"):
+            use()
+
+
+def test_a_damaged_generation_config_is_named(base: Path) -> None:
+    path = base / "generation_config.json"
+    path.write_text(json.dumps({"max_new_tokens": "x"}))
+    with pytest.raises(InputError, match=r"generation_config\.json: max_new_tokens = 'x': "):
+        load_model(Source("result", base), "cpu")
+
+
+def test_a_damaged_config_is_an_error(base: Path) -> None:
+    path = base / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"hidden_act": ["silu"]}))
+    with pytest.raises(InputError, match="base: cannot be loaded"):
+        load_model(Source("result", base), "cpu")
 
 
 def test_a_moved_base_can_be_named(tuned: Path, base: Path, tmp_path: Path) -> None:
