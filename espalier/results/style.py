@@ -74,6 +74,7 @@ METHODS = {
 }
 """Look of each method."""
 MODELS = {
+    "original": Look(GREEN, "v"),
     "dense": Look(GREY, "o"),
     "local_baseline": Look(ORANGE, "s"),
     "centralized": Look(SKY, "^"),

@@ -71,6 +71,33 @@ def sentences(run: FinishedRun) -> str:
     return " ".join(verdict(run, comparisons_of(run)))
 
 
+def test_a_chain_of_runs_has_the_model_with_which_it_began(tmp_path: Path) -> None:
+    """Only values on the same samples are in one row."""
+    sizes = {"dense": size(1000, 4000), "federated": size(800, 3200, "model")}
+    measures = [
+        metric("perplexity", "wiki", dense=40.0, federated=60.0) | {"samples_sha256": "1" * 64},
+        metric("perplexity", "code", dense=10.0, federated=12.0) | {"samples_sha256": "2" * 64},
+    ]
+    pruned = write_run(tmp_path / "pruned", size=sizes, metrics=measures)
+    (pruned.path / "run.json").write_text("{}")
+    link = {"model": "model", "run": str(pruned.path), "method": "flap"}
+    sizes = {"dense": size(800, 3200), "federated": size(800, 3200, "model")}
+    other = measures[1] | {"samples_sha256": "3" * 64}
+    tuned = write_run(tmp_path / "tuned", size=sizes, metrics=[measures[0], other], base=[link])
+    wiki, code = comparisons_of(tuned)
+    assert wiki.values["original"].value == 40.0
+    assert "original" not in code.values
+    assert wiki.names["dense"] == "base (flap)"
+    assert "60.00 with the federated result and 40.00 with the base (flap) model" in sentences(
+        tuned
+    )
+    assert "began has 1,000 parameters; the result has 80.0% of them" in sentences(tuned)
+    page = report_page(tuned)
+    assert "125.0%" in page
+    assert "base (flap)" in page
+    assert comparisons_of(pruned)[0].names["dense"] == "dense"
+
+
 # ----- verdict ------------------------------------------------------------------------------------
 
 
@@ -228,8 +255,8 @@ def test_estimates_are_compared_with_measurements(tmp_path: Path) -> None:
     assert (rows["bytes up"].estimate, rows["bytes up"].ratio) == ("200 B to 400 B", 0.75)
     assert rows["bytes down"].ratio == 1.0
     assert rows["memory of the server"].ratio == 1.5
-    assert rows["memory of a client"].measured == "not recorded"
-    assert rows["computing of a client in a round"].ratio == 2.0
+    assert rows["memory of a client"].measured == "stays there"
+    assert rows["round of a client"].ratio == 2.0
     assert "Estimated and measured" in report_page(run)
     at_work = FinishedRun(run.path, {**run.summary, "finished": None})
     assert [row.measured for row in estimates_of(at_work)][:2] == ["not recorded"] * 2

@@ -5,17 +5,23 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import NormalDist
 
-from espalier.results.figures import Quality, num_digits, qualities
+from espalier.results.base_chain import read_chain
+from espalier.results.figures import DENSE, Quality, num_digits, qualities
 from espalier.results.finished_run import FinishedRun
+from espalier.results.model_chain import runs_behind
 from espalier.settings.tables.evaluation import OWN_TEXT
 
 COLUMNS = {
+    "original": "original",
     "dense": "dense",
     "local_baseline": "local baseline",
     "centralized": "centralized",
     "federated": "federated",
 }
-"""Name in the report of each column of ``summary.json``."""
+"""Name in the report of each column of ``summary.json``.
+
+``original`` is the model from which the first run of a chain started; it is not in the summary.
+"""
 PROPORTIONS = ("acc", "acc_norm", "exact_match")
 """Scores that are the fraction of items with a right answer."""
 CONFIDENCE = 0.95
@@ -52,6 +58,8 @@ class Comparison:
     quality: Quality
     values: Mapping[str, Value]
     """Values by column; a model that was not evaluated has none."""
+    names: Mapping[str, str]
+    """Name of each column."""
 
     @property
     def title(self) -> str:
@@ -82,15 +90,42 @@ class Comparison:
 
 def comparisons_of(run: FinishedRun) -> list[Comparison]:
     """Return the measures of a run that have at least one value, in the order of the summary."""
-    found = [_comparison(run, quality) for quality in qualities(run)]
+    first = first_run(run)
+    found = [_comparison(run, quality, _original(first, quality)) for quality in qualities(run)]
     return [one for one in found if one.values]
 
 
-def _comparison(run: FinishedRun, quality: Quality) -> Comparison:
+def names_of(run: FinishedRun) -> dict[str, str]:
+    """Return the name of each column; a base that another run made is not called dense."""
+    chain = read_chain(run.summary.get("base", ()))
+    if not chain or chain[0].run is None:
+        return COLUMNS
+    return COLUMNS | {"dense": f"base ({chain[0].method})"}
+
+
+def first_run(run: FinishedRun) -> FinishedRun | None:
+    """Return the first run of the chain behind a result; None if there is no other run."""
+    first = runs_behind(run)[0]
+    return first if first.path != run.path else None
+
+
+def _original(first: FinishedRun | None, quality: Quality) -> float | None:
+    """Return the value of the original model by the same measure on the same samples."""
+    if first is None or quality.sha256 is None:
+        return None
+    values = (
+        one.values.get(DENSE)
+        for one in qualities(first)
+        if (one.key, one.sha256) == (quality.key, quality.sha256)
+    )
+    return next(values, None)
+
+
+def _comparison(run: FinishedRun, quality: Quality, original: float | None) -> Comparison:
     items = (run.summary.get("test_items") or {}).get("number", 0)
     values = {}
     for column in COLUMNS:
-        value = quality.values.get(column)
+        value = original if column == "original" else quality.values.get(column)
         if value is None:
             continue
         clients = _of_clients(run, quality, column) if column in quality.of_clients else {}
@@ -98,7 +133,7 @@ def _comparison(run: FinishedRun, quality: Quality) -> Comparison:
         has_interval = quality.metric in PROPORTIONS and items and not clients
         interval = wilson_interval(value, items) if has_interval else None
         values[column] = Value(value, clients, interval)
-    return Comparison(quality, values)
+    return Comparison(quality, values, names_of(run))
 
 
 def _of_clients(run: FinishedRun, quality: Quality, column: str) -> dict[int, float]:

@@ -68,7 +68,7 @@ def _draw_models(axes: "Axes", comparison: Comparison) -> None:
             f"{value.value:,.{comparison.digits}f}", (value.value, place), xytext=(0, 7),
             textcoords="offset points", ha="center", fontsize=9,
         )  # fmt: skip
-    names = [COLUMNS[column] for column in reversed(columns)]
+    names = [comparison.names[column] for column in reversed(columns)]
     axes.set_yticks(range(len(columns)), names)
     axes.set_ylim(-0.6, len(columns) - 0.3)
     _set_scale(axes, [value for column in columns for value in _all(comparison, column)])
@@ -110,7 +110,7 @@ def draw_clients(comparison: Comparison, sites: dict[int, str]) -> str:
             places = [place for place, client in enumerate(clients) if client in values]
             shown = [values[client] for client in clients if client in values]
             look = MODELS[column]
-            axes.plot(shown, places, look.marker, color=look.colour, label=COLUMNS[column])
+            axes.plot(shown, places, look.marker, color=look.colour, label=comparison.names[column])
         for column in columns:
             # One model for all clients is a line across them.
             if column not in with_clients:
@@ -120,7 +120,7 @@ def draw_clients(comparison: Comparison, sites: dict[int, str]) -> str:
                     "linestyle": "--",
                     "linewidth": 1,
                 }
-                axes.axvline(value, label=COLUMNS[column], **style)
+                axes.axvline(value, label=comparison.names[column], **style)
         if len(clients) <= MAX_NAMED:
             axes.set_yticks(range(len(clients)), [sites[client] for client in clients])
         else:

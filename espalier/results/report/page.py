@@ -15,7 +15,12 @@ from espalier.identity.names import without_control
 from espalier.results.figures import DENSE, FEDERATED, Size, size_of
 from espalier.results.finished_run import CLIENTS, FinishedRun
 from espalier.results.report import figures
-from espalier.results.report.comparison import COLUMNS, Comparison, comparisons_of
+from espalier.results.report.comparison import (
+    Comparison,
+    comparisons_of,
+    first_run,
+    names_of,
+)
 from espalier.results.report.egress import site_logs
 from espalier.results.report.layers import Layers, layers_of
 from espalier.results.report.page_style import STYLE
@@ -110,10 +115,10 @@ def _content(run: FinishedRun) -> dict[str, Any]:
         "has_intervals": any(own.interval for one in comparisons for own in one.values.values()),
         "status": run_status(run.path)[0],
         "verdict": verdict(run, comparisons),
-        "columns": {column: name for column, name in COLUMNS.items() if column in present},
+        "columns": {column: name for column, name in names_of(run).items() if column in present},
         "comparisons": comparisons,
         # Sizes of baselines are shown only if their quality is.
-        "sizes": [row for row in _sizes(run) if row[0] in present | {DENSE, FEDERATED}],
+        "sizes": [row for row in _sizes(run) if row[0] in present | {"original", DENSE, FEDERATED}],
         "has_result": bool(run.model or run.adapter or run.client_models),
         "measurements": measured_rows(run),
         "clients": clients,
@@ -199,8 +204,10 @@ def _sizes(run: FinishedRun) -> Iterator[tuple[str, str, Size, float | None]]:
     The ratio is None for an adapter, which is used together with its base.
     """
     base = size_of(run, DENSE)
-    for column, name in COLUMNS.items():
-        model = size_of(run, column)
+    first = first_run(run)
+    for column, name in names_of(run).items():
+        source, entry = (first, DENSE) if column == "original" else (run, column)
+        model = Size() if source is None else size_of(source, entry)
         if model.parameters is None or base.parameters is None:
             continue
         what = "adapter" if model.is_adapter else name

@@ -61,9 +61,10 @@ PAGE = """\
 {% for one in comparisons %}<td>{{ scores(one, column) }}</td>{% endfor %}
 </tr>{% endfor %}</tbody>
 </table></div>
-<p class="soft">Dense is the base model. The local baseline is what a client gets without the others,
-the centralized baseline what one party gets that has all data. A value of several clients is their
-mean; below it stand the lowest and the highest one.
+<p class="soft">{% if "original" in columns %}Original is the model from which the chain of runs
+started, base the one from which this run did.{% else %}Dense is the base model.{% endif %}
+The local baseline is what a client gets without the others, the centralized baseline what one party
+gets that has all data. A value of several clients is their mean; below it stand the lowest and the highest one.
 {%- if has_intervals %} Scores are of {{ summary.test_items.number }} items; their intervals contain
 the score on all such items with 95% confidence (Wilson).{% endif %}</p>
 </div></div>
@@ -95,6 +96,10 @@ the result in a process each, and add the figures to this page:</p>
 <pre>espalier report --measure {{ run.path | quoted }}</pre>
 {% endif %}
 </section>
+{% endif %}
+{% if comparisons and not figures.rounds %}
+<p class="soft">Quality was measured at the end only; <code>evaluation.every=1</code> measures it
+after every round.</p>
 {% endif %}
 {% if figures.rounds %}
 <section id="rounds"><h2>Quality by round</h2><figure>{{ figures.rounds }}</figure></section>

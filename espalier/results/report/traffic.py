@@ -86,7 +86,7 @@ def estimates_of(run: FinishedRun) -> list[Estimated]:
     server = plan.get("measured", {}).get("server_memory")
     rows += [
         _row("memory of the server, at its peak", plan["server_memory"], server),
-        _row("memory of a client, at its peak", plan["client_memory"], None),
+        _row("memory of a client, at its peak", plan["client_memory"], None, unknown="stays there"),
         _row("run directory", plan["server_disk"], _on_disk(run)),
     ]
     seconds = plan["seconds"]
@@ -95,7 +95,8 @@ def estimates_of(run: FinishedRun) -> list[Estimated]:
     estimate = seconds["round_of_a_client"]
     rows.append(
         Estimated(
-            f"computing of a client in a round, at {seconds['teraflops']:.3g} teraflops ({speed})",
+            f"round of a client, without reading of text in the estimate, at"
+            f" {seconds['teraflops']:.3g} teraflops ({speed})",
             duration(estimate, tenths=True),
             "not recorded" if taken is None else duration(taken, tenths=True),
             taken / estimate if taken is not None and estimate else None,
@@ -108,9 +109,15 @@ def _bytes_row(what: str, plan: Mapping[str, Any], key: str, measured: int | Non
     return _row(what, plan[key], measured, plan[f"least_{key}"])
 
 
-def _row(what: str, estimate: int, measured: int | None, least: int | None = None) -> Estimated:
+def _row(
+    what: str,
+    estimate: int,
+    measured: int | None,
+    least: int | None = None,
+    unknown: str = "not recorded",
+) -> Estimated:
     """Return a row; ``least`` is the minimum if the estimate is a range."""
-    shown = "not recorded" if measured is None else size(measured)
+    shown = unknown if measured is None else size(measured)
     ratio = measured / estimate if measured is not None and estimate else None
     beginning = "" if least in (None, estimate) else f"{size(least)} to "
     return Estimated(what, f"{beginning}{size(estimate)}", shown, ratio)

@@ -6,7 +6,7 @@ from espalier.amounts import count, duration, size
 from espalier.privacy.guarantee import in_words
 from espalier.results.figures import DENSE, FEDERATED, PERPLEXITY, size_of
 from espalier.results.finished_run import CLIENTS, FinishedRun
-from espalier.results.report.comparison import Comparison
+from espalier.results.report.comparison import Comparison, first_run
 from espalier.results.run_status import run_status
 
 TOLERANCE = 0.005
@@ -51,8 +51,8 @@ def _quality(measured: Sequence[Comparison]) -> str:
         first.is_better if differs else None
     ]
     sentence = (
-        f"{first.title} is {shown[1]} with the federated result and {shown[0]} with the dense"
-        f" model: {words}"
+        f"{first.title} is {shown[1]} with the federated result and {shown[0]} with the"
+        f" {first.names['dense']} model: {words}"
     )
     if before and differs:
         sentence += f" by {abs(after / before - 1):.1%}"
@@ -121,6 +121,12 @@ def _size(run: FinishedRun) -> Iterator[str]:
         sentence += f", and takes {now} on disk"
         sentence += ", like it" if now == before else f" instead of {before}"
     yield f"{sentence}."
+    first = first_run(run)
+    if first is not None and (original := size_of(first, DENSE).parameters):
+        yield (
+            f"The model with which the chain of runs began has {original:,.0f} parameters; the"
+            f" result has {result.parameters / original:.1%} of them."
+        )
     sparsity = (run.summary.get("sparsity") or {}).get("achieved")
     if abs(ratio - 1) <= TOLERANCE and sparsity:
         yield (

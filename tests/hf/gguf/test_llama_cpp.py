@@ -13,6 +13,7 @@ import math
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,8 @@ def require_equal(model: OpenedModel, edits: Edits, found: dict[str, Any], text:
         so_far = list(tokens)
         for token in answer:
             row = logits(so_far)[-1]
-            # Two tokens may be equally likely but for rounding.
-            assert row[token] >= row.max() - 1e-3, prompt
+            # llama.cpp rounds keys and values to float16, so either of two nearly equal tokens wins.
+            assert row[token] >= row.max() - 5e-3, prompt
             so_far.append(token)
     tokens = model.tokenizer(text)["input_ids"]
     assert found["text"] == tokens
@@ -96,6 +97,37 @@ def test_dense_models(tmp_path: Path, name: str) -> None:
     model = OpenedModel(save(tmp_path / "model", name))
     architecture = {"qwen2": "qwen2", "qwen3": "qwen3"}.get(name, "llama")
     check(tmp_path, model, architecture, "The oak and the elder")
+
+
+def half_zero(weight: Tensor) -> Tensor:
+    """Zero every second weight, as a mask does."""
+    return weight * (torch.arange(weight.numel()).view_as(weight) % 2)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_masked_models(tmp_path: Path, name: str) -> None:
+    model = OpenedModel(save(tmp_path / "model", name))
+
+    def edits(index: int) -> dict[str, Callable[[Tensor], Tensor]]:
+        return {linear.name: half_zero for linear in model.plan.blocks[index].linears}
+
+    file = tmp_path / "model.gguf"
+    assert write_model(model, edits, file, "tiny", "float32") == name
+    text = "The oak and the elder"
+    require_equal(model, edits, asked(tmp_path, file, None, text), text)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_models_with_equal_widths(tmp_path: Path, name: str) -> None:
+    model = OpenedModel(save(tmp_path / "model", name))
+    kept = {"groups": range(3), "channels": range(20)}
+    structure = Structure.whole(model.plan).keeping(
+        {block.index: kept for block in model.plan.blocks}
+    )
+    # The heads of this Qwen2 are narrower than its hidden size then, as ``qwen2`` cannot be.
+    architecture = "deci" if name == "qwen2" else name
+    small = OpenedModel(model.directory, structure)
+    check(tmp_path, small, architecture, "The oak and the elder")
 
 
 @pytest.mark.parametrize("name", ["llama", "llama with biases", "llama 3", "tied", "qwen2"])
@@ -121,16 +153,18 @@ def test_demo_model(tmp_path: Path) -> None:
     check(tmp_path, open_model("demo"), "llama")
 
 
-def test_adapter_of_the_demo_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank", [4, 96])
+def test_adapter_of_the_demo_model(tmp_path: Path, rank: int) -> None:
+    """Stacked adapters have large ranks."""
     model = open_model("demo")
     generator = torch.Generator().manual_seed(3)
     adapted: Adapted = {}
     for block in model.plan.blocks:
         adapted[block.index] = {
             linear.name: Factors(
-                0.1 * torch.randn(linear.shape[0], 4, generator=generator),
-                0.1 * torch.randn(4, linear.shape[1], generator=generator),
-                2.0,
+                0.1 * torch.randn(linear.shape[0], rank, generator=generator),
+                0.1 * torch.randn(rank, linear.shape[1], generator=generator),
+                8.0 / rank,
             )
             for linear in block.linears
         }
