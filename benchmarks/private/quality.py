@@ -99,6 +99,12 @@ def write_table(rows: Rows, conditions: Mapping[str, Any], path: Path) -> None:
     """Write ``<path>.md``: perplexity by method and epsilon, one table for each text."""
     seeds = {row["seed"] for row in rows.rows}
     records = ", ".join(f"{number:,}" for number in conditions["records"].values())
+    tuning = (
+        f" FedPETuning: {ROUNDS} rounds of {STEPS} steps, each record with probability"
+        f" {conditions['sampling_rate_of_training']:g} in a step."
+        if any(row["method"] == "FedPETuning" for row in rows.rows)
+        else ""
+    )
     lines = [
         f"# {TITLE}",
         "",
@@ -107,9 +113,7 @@ def write_table(rows: Rows, conditions: Mapping[str, Any], path: Path) -> None:
             f" Model `{conditions['model']['name']}`, {conditions['model']['weights']:,} prunable"
             f" weights; {len(conditions['records'])} clients with {records} records. A record is one"
             f" passage, of which a run uses at most {conditions['sequence_length']} tokens. Delta is"
-            f" {conditions['delta']:g}. FedPETuning: {ROUNDS} rounds of {STEPS} steps, each record"
-            f" with probability {conditions['sampling_rate_of_training']:g} in a step. Infinity: the"
-            f" usual run without differential privacy. [Figures](./{path.name}.csv),"
+            f" {conditions['delta']:g}.{tuning} Infinity: the usual run without differential privacy. [Figures](./{path.name}.csv),"
             f" [conditions](./{path.name}.json)."
         ),
         "",

@@ -82,12 +82,20 @@ def _weighted(ratio: float, weights: str) -> Arm:
     return replace(arm, settings={**arm.settings, "federation.client-weights": weights})
 
 
+def _private(epsilon: float) -> Arm:
+    """Return FedPETuning with DP-SGD; noise from the seed repeats, and protects nothing."""
+    privacy = {"epsilon": epsilon, "noise": "seed"}
+    settings = {f"privacy.{key}": value for key, value in privacy.items()}
+    return Arm({"method": "fedpetuning", "federation.client-weights": "equal", **settings})
+
+
 ARMS: dict[str, Arm] = {
     "FedPETuning": Arm({"method": "fedpetuning", "evaluation.local-baseline": True}),
     "HetLoRA": Arm({"method": "hetlora", "lora.ranks": "2,4,8"}),
     **{name: Arm({"method": "fedpetuning", "fedpetuning.aggregation": aggregation})
        for name, aggregation in EXACT.items()},
     "HetLoRA, svd": Arm(_het("svd", "all")),
+    **{f"FedPETuning, epsilon {epsilon:g}": _private(epsilon) for epsilon in (8.0, 4.0, 2.0, 1.0)},
     "raFLoRA": Arm(_het("svd", "holders")),
     "raFLoRA, zero-pad": Arm(_het("zero-pad", "holders")),
     "FLoRA": Arm({"method": "flora", "lora.ranks": "2,4,8"}),
