@@ -113,7 +113,8 @@ def write_table(rows: Rows, conditions: Mapping[str, Any], path: Path) -> None:
             f" Model `{conditions['model']['name']}`, {conditions['model']['weights']:,} prunable"
             f" weights; {len(conditions['records'])} clients with {records} records. A record is one"
             f" passage, of which a run uses at most {conditions['sequence_length']} tokens. Delta is"
-            f" {conditions['delta']:g}.{tuning} Infinity: the usual run without differential privacy. [Figures](./{path.name}.csv),"
+            f" {conditions['delta']:g}.{tuning} Infinity: the usual run without differential"
+            f" privacy. [Figures](./{path.name}.csv),"
             f" [conditions](./{path.name}.json)."
         ),
         "",
