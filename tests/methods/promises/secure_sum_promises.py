@@ -98,6 +98,32 @@ class SecureSumPromises(SecureFederations):
         expected = plain if step in UNMASKING else without_client_2
         self.assert_drop_out(secure, step, expected.folder)
 
+    @pytest.mark.parametrize("step", ["masked", "unmask"])
+    def test_a_client_that_comes_back_keeps_one_of_its_secrets(
+        self, secure: Bench, step: str
+    ) -> None:
+        """Its messages of one kind are lost, and it answers everything else that it is asked."""
+        grid = secure.grid()
+        orders = list[dict[str, Any]]()
+
+        def note(message: Message) -> None:
+            body = read(message.content)
+            if body.header.kind == "unmask":
+                orders.append(body.fields)
+
+        grid.before_push = note
+        grid.tamper[2] = lambda request, reply: (
+            None if read(request.content).header.kind == step else reply
+        )
+        secure.run(grid)
+        assert orders
+        for order in orders:
+            assert (2 in order["included"]) == (step == "unmask")
+        asked = {name: {client for order in orders for client in order[name]}
+                 for name in ("seeds_of", "keys_of")}  # fmt: skip
+        assert not asked["seeds_of"] & asked["keys_of"]
+        assert (2 in asked["keys_of"]) == (step == "masked")
+
     @pytest.mark.parametrize("step", STEPS)
     def test_below_the_threshold_nothing_is_unmasked(self, secure: Bench, step: str) -> None:
         grid = secure.grid()
