@@ -70,8 +70,12 @@ def _against_plain_sums(site: Site) -> list[str]:
     # With sampled clients, a sum has only those of the round.
     num_clients = site.settings.federation.clients_of_round(site.settings.num_clients)
     if minimum and not (secure and num_clients >= minimum):
-        prefix = "num-clients = " if secure else "federation.secure-sum = false, num-clients = "
-        lines.append(f"min-secure-sum = {minimum}: {prefix}{num_clients}")
+        why = (
+            f"the sum of a round has {num_clients} clients"
+            if secure
+            else ("the server would see this site's own reply (federation.secure-sum = false)")
+        )
+        lines.append(f"min-secure-sum = {minimum}: {why}")
     # Otherwise the server could take part under their names and subtract its own summands.
     if secure and site.node.require_site_keys and not site.node.peer_keys:
         lines.append(

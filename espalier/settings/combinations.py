@@ -73,7 +73,7 @@ def no_secure_sum(nested: Mapping[str, Any], method: str | None, num_clients: in
     if not MIN_SUM_CLIENTS <= num_clients <= MAX_SUM_CLIENTS:
         return [
             f"{key}: needs num-clients between {MIN_SUM_CLIENTS} and {MAX_SUM_CLIENTS}, not"
-            f" {num_clients}"
+            f" {num_clients}; change num-clients, or leave it out"
         ]
     return []
 
@@ -81,7 +81,8 @@ def no_secure_sum(nested: Mapping[str, Any], method: str | None, num_clients: in
 def _too_few_sampled(federation: FederationSettings, num_clients: int) -> list[str]:
     """Return an error line if the clients of a round are too few for a secure sum."""
     sampled = federation.clients_of_round(num_clients)
-    if not federation.secure_sum or sampled >= MIN_SUM_CLIENTS:
+    # A run with fewer clients has an error of its own.
+    if not federation.secure_sum or num_clients < MIN_SUM_CLIENTS or sampled >= MIN_SUM_CLIENTS:
         return []
     return [
         f"federation.sampled-clients = {federation.sampled_clients:g}: takes {sampled} of"

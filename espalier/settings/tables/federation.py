@@ -201,7 +201,10 @@ class FederationSettings(Table):
             return [f"{given}: {method} knows {allowed}{why}"]
         clients = self.clients_of_round(num_clients)
         if rule in BY_COORDINATE and largest_trim(clients) < 1:
-            return [f"{given}: needs three clients in a round, and there are {clients}"]
+            return [
+                f"{given}: needs three clients in a round, and there are {clients}; raise"
+                " num-clients, or set it to 'mean'"
+            ]
         if rule == "trimmed-mean" and self.trimmed_clients > largest_trim(clients):
             return [
                 f"federation.trimmed-clients = {self.trimmed_clients}: at most"

@@ -105,11 +105,11 @@ def test_a_site_without_peer_keys_warns(
             {},
             "require-site-keys: without peer-keys the server could use the names of the other sites",
         ),
-        ({"min_secure_sum": 4}, {}, "min-secure-sum = 4: num-clients = 3"),
+        ({"min_secure_sum": 4}, {}, "min-secure-sum = 4: the sum of a round has 3 clients"),
         (
             {"min_secure_sum": 3},
             {"federation__secure_sum": False},
-            "min-secure-sum = 3: federation.secure-sum = false, num-clients = 3",
+            "min-secure-sum = 3: the server would see this site's own reply",
         ),
     ],
 )

@@ -135,7 +135,7 @@ def test_demands_on_secure_sums_are_told(
     assert check({"node": node | peers, "run": asked}) == 0
     assert "peer-keys: 2 other sites: site-b, site-c" in capsys.readouterr().out
     assert check({"node": node | {"min-secure-sum": 6}, "run": asked}) == 2
-    assert "min-secure-sum = 6: num-clients = 5" in capsys.readouterr().err
+    assert "min-secure-sum = 6: the sum of a round has 5 clients" in capsys.readouterr().err
 
 
 def test_it_says_what_a_run_would_send(
