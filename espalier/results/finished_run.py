@@ -11,7 +11,6 @@ from typing import Any
 from espalier.environment.bounded_json import read_json_object
 from espalier.environment.paths import at_home
 from espalier.errors import InputError
-from espalier.results.run_files import require_run_form
 
 MODEL = "model"
 ADAPTER = "adapter"
@@ -98,7 +97,7 @@ class FinishedRun:
                 raise InputError(
                     f"{path}: line {number} is not JSON: {error}; copy the file again"
                 ) from None
-            require_run_form(path, entry, number)
+            _require_form(path, entry, number)
             yield entry
 
     @staticmethod
@@ -123,7 +122,7 @@ class FinishedRun:
         if not path.exists():
             return {}
         document = read_json_object(path)
-        require_run_form(path, document)
+        _require_form(path, document)
         return document
 
 
@@ -142,5 +141,12 @@ def open_run(path: str | Path) -> FinishedRun:
 def read_summary(file: Path) -> dict[str, Any]:
     """Return the contents of a ``summary.json``; raise InputError if it is damaged."""
     summary = read_json_object(file)
-    require_run_form(file, summary)
+    _require_form(file, summary)
     return summary
+
+
+def _require_form(path: Path, document: Any, line: int | None = None) -> None:
+    # ``import espalier`` comes here, and takes no time for pydantic.
+    from espalier.results.run_files import require_run_form
+
+    require_run_form(path, document, line)

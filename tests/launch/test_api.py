@@ -75,7 +75,14 @@ def superlink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 def directory_line(folder: Path, status: str = "completed") -> str:
     """Return the log line that names a run directory with this status."""
     folder.mkdir(exist_ok=True)
-    metrics = [{"name": "perplexity", "dataset": "text", "values": {"federated": 2.5}}]
+    metrics = [
+        {
+            "name": "perplexity",
+            "dataset": "text",
+            "direction": "lower",
+            "values": {"federated": 2.5},
+        }
+    ]
     (folder / "summary.json").write_text(json.dumps({"status": status, "metrics": metrics}))
     return f"run directory {folder}\n"
 
