@@ -45,7 +45,8 @@ class Arm:
 
 
 def _fixed(method: str, ratio: float) -> Settings:
-    return {"method": method, "pruning.ratio": ratio, "data.num-samples": 32}
+    samples = {"data.num-samples": 32, "data.sequence-length": 256}
+    return {"method": method, "pruning.ratio": ratio, **samples}
 
 
 def _het(aggregation: str, rank_weights: str) -> Settings:

@@ -26,6 +26,7 @@ PRUNING = (
     "data.source",
     "evaluation.texts",
     "evaluation.max-samples",
+    "evaluation.sequence-length",
 )
 """Settings that a pruning run shares with the tuning runs."""
 MEGA = 1e6
