@@ -25,6 +25,8 @@ PRUNING = (
     "threads",
     "data.source",
     "evaluation.texts",
+    "evaluation.centralized",
+    "evaluation.local-baseline",
     "evaluation.max-samples",
     "evaluation.sequence-length",
 )
