@@ -8,7 +8,7 @@ from pydantic.fields import FieldInfo
 from espalier.settings.pruning import AUTO, CutSettings
 from espalier.settings.registry import METHODS, all_tables, settings_of, tables_of
 from espalier.settings.shared_keys import TABLES, all_shared_keys, fields_by_key, shared_keys
-from espalier.settings.table import Table, unknown_key
+from espalier.settings.table import Table
 from espalier.settings.tables.data import (
     CLASSIFICATION,
     FLOWER,
@@ -25,6 +25,7 @@ from espalier.settings.tables.privacy import PrivacySettings, unread_for_privacy
 from espalier.settings.tables.task import CHAT, TEXT, TaskSettings, tasks
 from espalier.settings.tables.training import TrainingSettings
 from espalier.settings.top_level import TopSettings
+from espalier.settings.unknown_key import unknown_key
 
 GENERAL: dict[str, type[Table]] = {
     "data": DataSettings,

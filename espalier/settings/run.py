@@ -20,7 +20,7 @@ from espalier.settings.method import MethodSettings
 from espalier.settings.registry import METHODS, all_tables, settings_of, tables_of
 from espalier.settings.shared_keys import TABLES as SHARED_TABLES
 from espalier.settings.shared_keys import shared_keys
-from espalier.settings.table import mistake_lines, unknown_key
+from espalier.settings.table import mistake_lines
 from espalier.settings.tables.data import CLASSIFICATION, DataSettings, listed_labels
 from espalier.settings.tables.evaluation import EvaluationSettings
 from espalier.settings.tables.federation import FederationSettings
@@ -29,6 +29,7 @@ from espalier.settings.tables.privacy import PrivacySettings
 from espalier.settings.tables.task import TEXT, TaskSettings, tasks
 from espalier.settings.tables.training import TrainingSettings
 from espalier.settings.top_level import DEFAULT_METHOD, TopSettings
+from espalier.settings.unknown_key import unknown_key
 
 J = TypeVar("J", bound=MethodSettings)
 

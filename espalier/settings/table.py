@@ -1,11 +1,12 @@
 """Base class of all settings tables: hyphenated keys, no unknown keys, no silent conversion."""
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+
+from espalier.settings.unknown_key import unknown_key
 
 ReadWith = Mapping[str, Mapping[str, tuple[Any, ...]]]
 """Mapping: key -> other key -> values of the other key with which the key is read."""
@@ -102,30 +103,3 @@ def _line(detail: Any, known: Sequence[str], prefix: str) -> str:
         return f"{key} = {detail['input']!r}: write true or false"
     message = detail["msg"].removeprefix("Value error, ")
     return f"{key} = {detail['input']!r}: {message[0].lower()}{message[1:]}"
-
-
-def unknown_key(key: str, known: Sequence[str]) -> str:
-    """Return the error line for an unknown key, with a suggestion.
-
-    The suggestion is a key of the same name in another table (``pruning-ratio`` also counts as
-    ``pruning.ratio``), else one with a similar name in the
-    same table or in another one, else one that is similar with its table, else the list of all
-    known keys.
-    """
-    table, _, name = key.rpartition(".")
-    names = {other: other.rpartition(".")[2] for other in known if other != key}
-    same_table = [own for other, own in names.items() if other.rpartition(".")[0] == table]
-    suggestions = (
-        [other for other, own in names.items() if name in (own, other.replace(".", "-"))]
-        or [f"{table}.{own}" for own in _similar(name, same_table, 0.6) if table]
-        or [other for other, own in names.items() if own in _similar(name, names.values(), 0.8)]
-        or _similar(key, known, 0.6)
-    )
-    if suggestions:
-        return f"{key}: unknown key; did you mean '{suggestions[0]}'?"
-    return f"{key}: unknown key; known are {', '.join(dict.fromkeys(known))}"
-
-
-def _similar(word: str, words: Iterable[str], least: float) -> list[str]:
-    """Return the most similar of some words, if its similarity (0 to 1) is at least ``least``."""
-    return difflib.get_close_matches(word, list(dict.fromkeys(words)), n=1, cutoff=least)

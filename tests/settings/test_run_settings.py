@@ -7,9 +7,10 @@ import pytest
 import espalier
 from espalier.errors import EspalierError
 from espalier.methods.pruning.fedprllm import FedPrLLMSettings
-from espalier.settings.keys import changed
+from espalier.settings.keys import changed, keys_in_order
 from espalier.settings.registry import METHODS, Row
 from espalier.settings.run import RunSettings, parse
+from espalier.settings.unknown_key import FOREIGN
 from tests.settings.default_settings import DEFAULTS, PYPROJECT, mistake_lines
 
 # ----- defaults -----------------------------------------------------------------------------------
@@ -97,6 +98,10 @@ def test_mistake_names_key_value_and_range(key: str, value: object, allowed: str
         ("prunning.sparsity", "pruning.sparsity"),
         ("prune.sparsity", "pruning.sparsity"),
         ("fedprllm.pruning-sparsity", "pruning.sparsity"),
+        ("num-server-rounds", "federation.rounds"),
+        ("client-batch-size", "training.batch-size"),
+        ("lr", "training.learning-rate"),
+        ("output_dir", "out-dir"),
     ],
 )
 def test_a_misspelt_key_is_met_with_the_right_one(wrong: str, meant: str) -> None:
@@ -110,11 +115,18 @@ def test_bare_key_suggests_method_s_table(method: str) -> None:
     assert line == "sparsity: unknown key; did you mean 'pruning.sparsity'?"
 
 
-def test_unrelated_key_lists_all_keys() -> None:
+def test_unrelated_key_lists_the_keys_without_a_table_and_the_tables() -> None:
     (line,) = mistake_lines({"zzzzzz": 1})
-    assert line.startswith("zzzzzz: unknown key; known are ")
+    assert line.startswith("zzzzzz: unknown key; known are method, model, seed, ")
+    assert len(line) < 600
     for key in DEFAULTS:
-        assert key in line
+        assert f" {key.partition('.')[0]}" in line
+
+
+def test_names_of_other_programs_are_not_keys_and_what_they_name_is() -> None:
+    known = keys_in_order("fedprllm")
+    assert not FOREIGN.keys() & set(known)
+    assert set(FOREIGN.values()) <= set(known)
 
 
 def test_value_by_hand_must_concern_method() -> None:

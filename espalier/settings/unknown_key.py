@@ -1,0 +1,106 @@
+"""Error line for a key that does not exist, with a suggestion where one can be made."""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+FOREIGN = {
+    "lr": "training.learning-rate",
+    "epochs": "training.steps",
+    "num-train-epochs": "training.steps",
+    "local-epochs": "training.steps",
+    "max-steps": "training.steps",
+    "per-device-train-batch-size": "training.batch-size",
+    "bf16": "dtype",
+    "fp16": "dtype",
+    "torch-dtype": "dtype",
+    "load-in-4bit": "training.base",
+    "quantisation": "training.base",
+    "quantization": "training.base",
+    "device-map": "device",
+    "gpu": "device",
+    "cuda": "device",
+    "r": "lora.rank",
+    "target-modules": "lora.targets",
+    "max-length": "task.max-tokens",
+    "max-seq-length": "task.max-tokens",
+    "block-size": "data.sequence-length",
+    "seqlen": "data.sequence-length",
+    "nsamples": "data.num-samples",
+    "dataset": "data.path",
+    "dataset-name": "data.path",
+    "train-file": "data.path",
+    "text-column": "data.field",
+    "test-file": "task.test-path",
+    "prune-ratio": "pruning.ratio",
+    "sparsity-ratio": "pruning.sparsity",
+    "prune-method": "method",
+    "strategy": "method",
+    "model-name-or-path": "model",
+    "base-model": "model",
+    "output-dir": "out-dir",
+    "report-to": "tracking",
+    "num-supernodes": "num-clients",
+    "fraction-fit": "federation.sampled-clients",
+    "fraction-train": "federation.sampled-clients",
+    "min-fit-clients": "quorum",
+    "secagg": "federation.secure-sum",
+    "noise-multiplier": "privacy.epsilon",
+    "max-grad-norm": "privacy.clip-norm",
+}
+"""Names of other programs (transformers, peft, Flower, Wanda and others) and the key to use here."""
+MOST_LISTED = 40
+"""Number of known keys up to which an error lists all of them."""
+
+
+def unknown_key(key: str, known: Sequence[str]) -> str:
+    """Return the error line for an unknown key, with a suggestion.
+
+    The suggestion is a key of the same name in another table (``pruning-ratio`` also counts as
+    ``pruning.ratio``), else one with a similar name in the same table or in another one, else the
+    key for a name of another program, else one of whose name all words occur in ``key``, else one
+    that is similar with its table. Without a suggestion the line lists the known keys, or their
+    tables if there are many.
+    """
+    table, _, name = key.rpartition(".")
+    names = {other: other.rpartition(".")[2] for other in known if other != key}
+    same_table = [own for other, own in names.items() if other.rpartition(".")[0] == table]
+    foreign = FOREIGN.get(name)
+    suggestions = (
+        [other for other, own in names.items() if name in (own, other.replace(".", "-"))]
+        or [f"{table}.{own}" for own in _similar(name, same_table, 0.6) if table]
+        or [foreign for other in known if other == foreign]
+        or [other for other, own in names.items() if own in _similar(name, names.values(), 0.8)]
+        or _within(name, names)
+        or _similar(key, known, 0.6)
+    )
+    if suggestions:
+        return f"{key}: unknown key; did you mean '{suggestions[0]}'?"
+    return f"{key}: unknown key; known are {_listed(list(dict.fromkeys(known)))}"
+
+
+def _listed(known: Sequence[str]) -> str:
+    """Return all keys, or the keys without a table and the names of the tables if there are many."""
+    if len(known) <= MOST_LISTED:
+        return ", ".join(known)
+    single = [name for name in known if "." not in name]
+    tables = dict.fromkeys(name.partition(".")[0] for name in known if "." in name)
+    return (
+        f"{', '.join(single)}{', ' if single else ''}and keys of the tables {', '.join(tables)};"
+        " docs/reference/settings.md describes all"
+    )
+
+
+def _within(name: str, names: Mapping[str, str]) -> list[str]:
+    """Return the keys whose own name consists of words of ``name``; those with most words first."""
+    found = [other for other, own in names.items() if _words(own) <= _words(name)]
+    return sorted(found, key=lambda other: -len(_words(names[other])))
+
+
+def _words(name: str) -> set[str]:
+    return set(re.split(r"[-_.]", name))
+
+
+def _similar(word: str, words: Iterable[str], least: float) -> list[str]:
+    """Return the most similar of some words, if its similarity (0 to 1) is at least ``least``."""
+    return difflib.get_close_matches(word, list(dict.fromkeys(words)), n=1, cutoff=least)
