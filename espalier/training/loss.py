@@ -14,7 +14,7 @@ loss must keep this contract:
 - No prediction counts much more than another: a loss with weights bounds them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -45,14 +45,43 @@ def counted_predictions(model: Any, batch: Batch, device: torch.device) -> tuple
     if batch.position_ids is not None:
         # transformers finds packed records by their positions if there is neither mask nor cache.
         kwargs = {"position_ids": batch.position_ids.to(device), "use_cache": False}
-    logits = model(input_ids=batch.input_ids.to(device), **kwargs).logits
-    labels = batch.labels.to(logits.device)
-    # The logits at a token predict the next one.
-    if labels.ndim == 2:
+    kwargs["input_ids"] = batch.input_ids.to(device)
+    labels = batch.labels
+    if labels.ndim == 1:
+        logits = model(**kwargs).logits
+    else:
+        # The logits at a token predict the next one.
         is_counted = labels[:, 1:] != NOT_COUNTED
-        logits = logits[:, :-1][is_counted]
         labels = labels[:, 1:][is_counted]
-    return logits.to(torch.float32), labels
+        logits = _logits_where(model, nn.functional.pad(is_counted, (0, 1)), kwargs)
+    return logits.to(torch.float32), labels.to(logits.device)
+
+
+def _logits_where(model: Any, is_wanted: Tensor, kwargs: Mapping[str, Any]) -> Tensor:
+    """Return the logits at some positions, (positions, vocabulary), in the order of the batch.
+
+    The head is given the hidden states of these positions only, because the logits of all
+    positions often need more memory than the rest of the step.
+
+    Parameters
+    ----------
+    is_wanted : (B, T), bool
+    """
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    # Code of ``torch.compile``, which has this attribute, may not see hooks that come and go.
+    if head is None or hasattr(model, "_orig_mod"):
+        logits: Tensor = model(**kwargs).logits
+        return logits[is_wanted.to(logits.device)]
+
+    def choose(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (inputs[0][is_wanted.to(inputs[0].device)], *inputs[1:])
+
+    hook = head.register_forward_pre_hook(choose)
+    try:
+        chosen: Tensor = model(**kwargs).logits
+    finally:
+        hook.remove()
+    return chosen
 
 
 def num_counted(batch: Batch) -> int:

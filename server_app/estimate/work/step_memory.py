@@ -5,11 +5,12 @@ The model's own code and autograd run a step of a model with few blocks on tenso
 for all blocks.
 
 Covers: activations that are kept for the backward pass, with gradient checkpointing too, the loss
-over the whole vocabulary, and temporary tensors.
+over the whole vocabulary at all tokens but the last, and temporary tensors.
 Does not cover: gradients and moments, which are counted separately, and workspace of kernels.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -136,19 +137,31 @@ def _step(
 
 
 def _loss(model: Any, family: Family, batch_size: int, tokens: int) -> Tensor:
-    """Return a loss that needs the memory of ``loss.counted_predictions``.
+    """Return a loss that needs the memory of ``loss.counted_predictions``, if all tokens count.
 
-    The counted logits are copied in float32.
+    The logits are copied in float32.
     """
     inputs = torch.zeros(batch_size, tokens, dtype=torch.int64)
-    logits = model(input_ids=inputs).logits
-    labels = torch.zeros(batch_size, dtype=torch.int64)
-    if family.kind == "decoder":
+    if family.kind == "encoder":
+        logits = model(input_ids=inputs).logits
+        labels = torch.zeros(batch_size, dtype=torch.int64)
+    else:
         rows = torch.arange(batch_size).repeat_interleave(tokens - 1)
         columns = torch.arange(tokens - 1).repeat(batch_size)
-        logits = logits[:, :-1][rows, columns]
+        with _choosing(model.get_output_embeddings(), rows, columns):
+            logits = model(input_ids=inputs).logits
         labels = inputs[:, 1:].flatten()
     return nn.functional.cross_entropy(logits.to(torch.float32), labels, reduction="sum") / 2
+
+
+@contextmanager
+def _choosing(head: nn.Module, rows: Tensor, columns: Tensor) -> Iterator[None]:
+    """Give the head only the hidden states of some positions within the block."""
+    hook = head.register_forward_pre_hook(lambda _, inputs: (inputs[0][rows, columns], *inputs[1:]))
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _in_own_dtype(linear: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
