@@ -127,34 +127,42 @@ def _cell(rows: Sequence[Row], figure: str, seeds: int) -> str:
 
 
 def _figure(rows: Rows) -> StudyFigure:
-    """Return the figure of losses and bytes, a row for each arm that sends something.
+    """Return the figure of scores and bytes, a row for each arm that sends something.
 
     Uniform guessing is in the table; its loss is too far from those of a pretrained model.
     """
-    losses: dict[str, list[float]] = {}
-    megabytes: dict[str, list[float]] = {}
+    sent: dict[str, list[float]] = {}
     for row in rows.rows:
-        losses.setdefault(row["arm"], []).append(float(row["loss"]))
         if row["megabytes_up"]:
             both_ways = float(row["megabytes_up"]) + float(row["megabytes_down"])
-            megabytes.setdefault(row["arm"], []).append(both_ways)
-    arms = sorted(megabytes, key=lambda arm: fmean(losses[arm]))
+            sent.setdefault(row["arm"], []).append(both_ways)
+    scores = {score: _by_arm(rows, score) for score in ("loss", "acc")}
+    arms = sorted(sent, key=lambda arm: fmean(scores["loss"][arm]))
     looks = {arm: look_of_arm(arm) for arm in arms}
-    references = [
-        Reference(label, fmean(losses[arm]), Look(GREY, "", line))
-        for arm, label, line in LINES
-        if arm in losses
-    ]
     panels = [
         Panel(
-            "", LABELS["loss"], [Series("", looks, {arm: losses[arm] for arm in arms})], references
-        ),
-        Panel(
             "",
-            "MB per client, both ways",
-            [Series("", looks, {arm: megabytes[arm] for arm in arms})],
-            scale="log",
-        ),
+            LABELS[score],
+            [Series("", looks, {arm: values[arm] for arm in arms})],
+            [
+                Reference(label, fmean(values[arm]), Look(GREY, "", line))
+                for arm, label, line in LINES
+                if arm in values
+            ],
+            # With labels as answers, tuning divides the loss by ten and more.
+            scale="log" if score == "loss" and scores["acc"] else "linear",
+        )
+        for score, values in scores.items()
+        if values
     ]
+    panels.append(Panel("", "MB per client, both ways", [Series("", looks, sent)], scale="log"))
     seeds = len({row["seed"] for row in rows.rows})
-    return StudyFigure(panels, 2, seeds_note(seeds), rows=True)
+    return StudyFigure(panels, len(panels), seeds_note(seeds), rows=True)
+
+
+def _by_arm(rows: Rows, figure: str) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for row in rows.rows:
+        if row[figure]:
+            found.setdefault(row["arm"], []).append(float(row[figure]))
+    return found
