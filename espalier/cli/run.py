@@ -6,7 +6,7 @@ import sys
 
 from espalier.cli import Commands
 from espalier.cli.app_commands import add_words
-from espalier.errors import RefusedError, RunError, RunInterrupted, tell
+from espalier.errors import InputError, RefusedError, RunError, RunInterrupted, tell
 from espalier.launch.addresses import require_address
 from espalier.launch.app import find_app
 from espalier.launch.child_processes import take_interrupts
@@ -38,6 +38,12 @@ def add_run(commands: Commands) -> None:
         metavar="FILE",
         help="root certificates of that SuperLink; default: no TLS",
     )
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="at the end, measure memory and tokens per second of the base model and the result for"
+        " report.html",
+    )
     parser.set_defaults(execute=run)
 
 
@@ -56,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     take_interrupts()
     watched = WatchedRun("give the same command again", lambda path: _resuming(args, path))
     try:
-        _run(args, watched)
+        return _run(args, watched)
     except RefusedError:
         # The check has printed why.
         return 2
@@ -70,12 +76,17 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print(f"\nespalier: interrupted; {watched.resume_hint()}", file=sys.stderr)
         return 130
-    return 0
 
 
-def _run(args: argparse.Namespace, watched: WatchedRun) -> None:
+def _run(args: argparse.Namespace, watched: WatchedRun) -> int:
+    """Run the app and return 0, or the exit code of the measurement after the run."""
     if args.superlink is not None:
         require_address(args.superlink)
+        if args.measure:
+            raise InputError(
+                "--measure: the result of a run on a SuperLink is on that machine; give `espalier"
+                " report RUN --measure` there"
+            )
     app = find_app(args.app)
     config, settings = configuration(app, args.words, on_this_machine=args.superlink is None)
     with run_output(settings.method) as watched.say:
@@ -83,6 +94,15 @@ def _run(args: argparse.Namespace, watched: WatchedRun) -> None:
             simulate(watched, app, config, settings, args.gpus_per_client)
         else:
             submit(watched, app, config, args.superlink, args.root_certificates)
+    return _measured(watched.directory) if args.measure else 0
+
+
+def _measured(directory: str) -> int:
+    """Measure the models of a finished run, write its report again, and return an exit code."""
+    # Commands that do not measure do without these imports.
+    from espalier.results.report.command import main as report
+
+    return report({"directories": [directory], "out": None, "measure": True})
 
 
 def _resuming(args: argparse.Namespace, directory: str) -> str:

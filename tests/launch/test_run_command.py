@@ -14,6 +14,7 @@ from espalier.flower.run_command import RAY_DID_NOT_START, RunCommand
 from espalier.hf.opening.opened_model import open_model
 from espalier.launch.app import find_app
 from espalier.launch.configuration import configuration
+from espalier.launch.run import WatchedRun
 from espalier.launch.superlink import running_superlink
 from tests.launch.test_configuration import APP
 
@@ -188,3 +189,29 @@ def test_explained_failure_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("espalier.launch.run.own_superlink", nullcontext)
     assert main(["run", "--app", str(APP)]) == 1
     assert len(runs) == 1
+
+
+def test_measure_adds_the_figures_to_the_report_after_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def simulated(watched: WatchedRun, *_: object) -> None:
+        calls.append("simulated")
+        watched.directory = str(tmp_path / "a-run")
+
+    def reported(document: dict[str, object]) -> int:
+        calls.append(f"reported {document}")
+        return 2
+
+    monkeypatch.setattr("espalier.cli.run.simulate", simulated)
+    monkeypatch.setattr("espalier.results.report.command.main", reported)
+    assert main(["run", "--app", str(APP), "--measure"]) == 2
+    expected = {"directories": [str(tmp_path / "a-run")], "out": None, "measure": True}
+    assert calls == ["simulated", f"reported {expected}"]
+
+
+def test_measure_is_refused_for_a_run_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "--app", str(APP), "--measure", "--superlink", "127.0.0.1:9093"]
+    assert main(words) == 2
+    assert "`espalier report RUN --measure` there" in capsys.readouterr().err
