@@ -194,6 +194,8 @@ def pinned(name: str = CONSTRAINTS[0]) -> dict[str, str]:
     return {name.lower().replace("_", "-"): number for name, number in pairs}
 
 
+UNPINNED = ("partitioners", "wandb", "mlflow")
+"""Extras that ``dev`` does not have; partitioners needs an older release of datasets."""
 TRACKING_TOOLS = ("tensorboard", "trackio", "wandb", "mlflow")
 """Extras that only record figures, which do not depend on their versions."""
 
@@ -203,8 +205,7 @@ def requirements() -> list[Requirement]:
     extras = [
         line
         for name, lines in project["optional-dependencies"].items()
-        # These two need older releases than the constraints name.
-        if name not in ("lm-eval", "partitioners", *TRACKING_TOOLS)
+        if name not in UNPINNED
         for line in lines
     ]
     found = [Requirement(line) for line in [*project["dependencies"], *extras]]

@@ -79,7 +79,9 @@ def _way(model: OpenedModel, name: str, base: str, tokens: int) -> Run:
             **WAYS[name],
         }
     )
-    computing = Computing(torch.device("cpu"), torch.float32, torch.get_num_threads())
+    computing = Computing(
+        torch.device("cpu"), torch.float32, torch.get_num_threads(), attention=settings.attention
+    )
     adapters = adapter_plan(model.plan, settings.lora)
     adapted = AdaptedModel.load(model, computing, settings, adapters)
     start = initial_adapters(adapters, settings.seed)

@@ -137,13 +137,13 @@ def _figure(rows: Rows) -> StudyFigure:
             both_ways = float(row["megabytes_up"]) + float(row["megabytes_down"])
             sent.setdefault(row["arm"], []).append(both_ways)
     scores = {score: _by_arm(rows, score) for score in ("loss", "acc")}
-    arms = sorted(sent, key=lambda arm: fmean(scores["loss"][arm]))
+    arms = sorted(sent.keys() & scores["loss"].keys(), key=lambda arm: fmean(scores["loss"][arm]))
     looks = {arm: look_of_arm(arm) for arm in arms}
     panels = [
         Panel(
             "",
             LABELS[score],
-            [Series("", looks, {arm: values[arm] for arm in arms})],
+            [Series("", looks, {arm: values[arm] for arm in arms if arm in values})],
             [
                 Reference(label, fmean(values[arm]), Look(GREY, "", line))
                 for arm, label, line in LINES
@@ -155,7 +155,14 @@ def _figure(rows: Rows) -> StudyFigure:
         for score, values in scores.items()
         if values
     ]
-    panels.append(Panel("", "MB per client, both ways", [Series("", looks, sent)], scale="log"))
+    panels.append(
+        Panel(
+            "",
+            "MB per client, both ways",
+            [Series("", looks, {arm: sent[arm] for arm in arms})],
+            scale="log",
+        )
+    )
     seeds = len({row["seed"] for row in rows.rows})
     return StudyFigure(panels, len(panels), seeds_note(seeds), rows=True)
 

@@ -3,12 +3,13 @@
 import argparse
 import shlex
 import sys
+from pathlib import Path
 
 from espalier.cli import Commands
 from espalier.cli.app_commands import add_words
 from espalier.errors import InputError, RefusedError, RunError, RunInterrupted, tell
 from espalier.launch.addresses import require_address
-from espalier.launch.app import find_app
+from espalier.launch.app import find_app, run_in_app
 from espalier.launch.child_processes import take_interrupts
 from espalier.launch.configuration import configuration
 from espalier.launch.run import WatchedRun, simulate, submit
@@ -94,15 +95,21 @@ def _run(args: argparse.Namespace, watched: WatchedRun) -> int:
             simulate(watched, app, config, settings, args.gpus_per_client)
         else:
             submit(watched, app, config, args.superlink, args.root_certificates)
-    return _measured(watched.directory) if args.measure else 0
+    return _measured(app, watched.directory) if args.measure else 0
 
 
-def _measured(directory: str) -> int:
-    """Measure the models of a finished run, write its report again, and return an exit code."""
-    # Commands that do not measure do without these imports.
-    from espalier.results.report.command import main as report
+def _measured(app: Path, directory: str) -> int:
+    """Measure the models of a finished run, write its report again, and return an exit code.
 
-    return report({"directories": [directory], "out": None, "measure": True})
+    This happens in a process of its own, as in ``espalier report``.
+    """
+    document = {"directories": [directory], "out": None, "measure": True}
+    try:
+        return run_in_app(app, "espalier.results.report.command", document)
+    except KeyboardInterrupt:
+        command = shlex.join(["espalier", "report", directory, "--measure"])
+        tell(f"interrupted; the run is complete, and `{command}` measures its models")
+        return 130
 
 
 def _resuming(args: argparse.Namespace, directory: str) -> str:

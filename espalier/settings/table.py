@@ -94,7 +94,7 @@ def _line(detail: Any, known: Sequence[str], prefix: str) -> str:
         return unknown_key(
             key,
             [name for name in known if name.startswith(prefix)]
-            # Keys of the same table come first, so that the list of known keys begins with them.
+            # A key of the same table is suggested before one of another.
             + [name for name in known if "." in name],
         )
     if detail["type"] == "missing":

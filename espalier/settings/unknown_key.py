@@ -8,8 +8,13 @@ FOREIGN = {
     "lr": "training.learning-rate",
     "epochs": "training.steps",
     "num-train-epochs": "training.steps",
-    "local-epochs": "training.steps",
     "max-steps": "training.steps",
+    "train-steps": "training.steps",
+    "local-steps": "training.steps",
+    "gradient-accumulation-steps": "training.accumulation",
+    "lr-scheduler-type": "training.schedule",
+    "num-rounds": "federation.rounds",
+    "num-server-rounds": "federation.rounds",
     "per-device-train-batch-size": "training.batch-size",
     "bf16": "dtype",
     "fp16": "dtype",
@@ -17,7 +22,6 @@ FOREIGN = {
     "load-in-4bit": "training.base",
     "quantisation": "training.base",
     "quantization": "training.base",
-    "device-map": "device",
     "gpu": "device",
     "cuda": "device",
     "r": "lora.rank",
@@ -27,6 +31,7 @@ FOREIGN = {
     "block-size": "data.sequence-length",
     "seqlen": "data.sequence-length",
     "nsamples": "data.num-samples",
+    "train-samples": "data.num-samples",
     "dataset": "data.path",
     "dataset-name": "data.path",
     "train-file": "data.path",
@@ -35,7 +40,6 @@ FOREIGN = {
     "prune-ratio": "pruning.ratio",
     "sparsity-ratio": "pruning.sparsity",
     "prune-method": "method",
-    "strategy": "method",
     "model-name-or-path": "model",
     "base-model": "model",
     "output-dir": "out-dir",
@@ -44,9 +48,10 @@ FOREIGN = {
     "fraction-fit": "federation.sampled-clients",
     "fraction-train": "federation.sampled-clients",
     "min-fit-clients": "quorum",
+    "min-train-nodes": "quorum",
+    "min-available-clients": "quorum",
     "secagg": "federation.secure-sum",
     "noise-multiplier": "privacy.epsilon",
-    "max-grad-norm": "privacy.clip-norm",
 }
 """Names of other programs (transformers, peft, Flower, Wanda and others) and the key to use here."""
 MOST_LISTED = 40
@@ -57,26 +62,27 @@ def unknown_key(key: str, known: Sequence[str]) -> str:
     """Return the error line for an unknown key, with a suggestion.
 
     The suggestion is a key of the same name in another table (``pruning-ratio`` also counts as
-    ``pruning.ratio``), else one with a similar name in the same table or in another one, else the
-    key for a name of another program, else one of whose name all words occur in ``key``, else one
-    that is similar with its table. Without a suggestion the line lists the known keys, or their
-    tables if there are many.
+    ``pruning.ratio``), else one with a similar name in the same table, else the key for a name of
+    another program, else one with a similar name in another table, else one whose name is two or
+    more words of ``key``, else one that is similar with its table. Without a suggestion the line
+    lists the keys of the same table, or all keys, or their tables if there are many.
     """
-    table, _, name = key.rpartition(".")
+    # Other programs write underscores.
+    written = key.replace("_", "-")
+    table, _, name = written.rpartition(".")
     names = {other: other.rpartition(".")[2] for other in known if other != key}
-    same_table = [own for other, own in names.items() if other.rpartition(".")[0] == table]
-    foreign = FOREIGN.get(name)
+    same_table = [other for other in names if table and other.rpartition(".")[0] == table]
     suggestions = (
         [other for other, own in names.items() if name in (own, other.replace(".", "-"))]
-        or [f"{table}.{own}" for own in _similar(name, same_table, 0.6) if table]
-        or [foreign for other in known if other == foreign]
+        or [f"{table}.{own}" for own in _similar(name, [names[one] for one in same_table], 0.6)]
+        or [other for other in _foreign(name) if other in known]
         or [other for other, own in names.items() if own in _similar(name, names.values(), 0.8)]
         or _within(name, names)
-        or _similar(key, known, 0.6)
+        or _similar(written, known, 0.6)
     )
     if suggestions:
         return f"{key}: unknown key; did you mean '{suggestions[0]}'?"
-    return f"{key}: unknown key; known are {_listed(list(dict.fromkeys(known)))}"
+    return f"{key}: unknown key; known are {_listed(same_table or list(dict.fromkeys(known)))}"
 
 
 def _listed(known: Sequence[str]) -> str:
@@ -91,9 +97,15 @@ def _listed(known: Sequence[str]) -> str:
     )
 
 
+def _foreign(name: str) -> list[str]:
+    """Return the key for a name of another program, also with a word before it (``client-lr``)."""
+    found = FOREIGN.get(name) or FOREIGN.get(name.partition("-")[2])
+    return [found] if found else []
+
+
 def _within(name: str, names: Mapping[str, str]) -> list[str]:
-    """Return the keys whose own name consists of words of ``name``; those with most words first."""
-    found = [other for other, own in names.items() if _words(own) <= _words(name)]
+    """Return the keys whose own name is two or more words of ``name``; those with most first."""
+    found = [other for other, own in names.items() if "-" in own and _words(own) <= _words(name)]
     return sorted(found, key=lambda other: -len(_words(names[other])))
 
 

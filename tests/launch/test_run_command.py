@@ -200,15 +200,32 @@ def test_measure_adds_the_figures_to_the_report_after_the_run(
         calls.append("simulated")
         watched.directory = str(tmp_path / "a-run")
 
-    def reported(document: dict[str, object]) -> int:
-        calls.append(f"reported {document}")
+    def called(app: Path, module: str, document: object) -> int:
+        calls.append(f"{module} {document}")
         return 2
 
     monkeypatch.setattr("espalier.cli.run.simulate", simulated)
-    monkeypatch.setattr("espalier.results.report.command.main", reported)
+    monkeypatch.setattr("espalier.cli.run.run_in_app", called)
     assert main(["run", "--app", str(APP), "--measure"]) == 2
     expected = {"directories": [str(tmp_path / "a-run")], "out": None, "measure": True}
-    assert calls == ["simulated", f"reported {expected}"]
+    assert calls == ["simulated", f"espalier.results.report.command {expected}"]
+
+
+def test_interrupted_measurement_tells_how_to_repeat_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def simulated(watched: WatchedRun, *_: object) -> None:
+        watched.directory = str(tmp_path / "a-run")
+
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("espalier.cli.run.simulate", simulated)
+    monkeypatch.setattr("espalier.cli.run.run_in_app", interrupted)
+    assert main(["run", "--app", str(APP), "--measure"]) == 130
+    told = capsys.readouterr().err
+    assert f"`espalier report {tmp_path / 'a-run'} --measure`" in told
+    assert "resume" not in told
 
 
 def test_measure_is_refused_for_a_run_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:

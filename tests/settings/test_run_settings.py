@@ -102,6 +102,13 @@ def test_mistake_names_key_value_and_range(key: str, value: object, allowed: str
         ("client-batch-size", "training.batch-size"),
         ("lr", "training.learning-rate"),
         ("output_dir", "out-dir"),
+        ("max_seq_length", "task.max-tokens"),
+        ("load_in_4bit", "training.base"),
+        ("num_train_epochs", "training.steps"),
+        ("gradient_accumulation_steps", "training.accumulation"),
+        ("lora_alpha", "lora.alpha"),
+        ("client-lr", "training.learning-rate"),
+        ("min_available_clients", "quorum"),
     ],
 )
 def test_a_misspelt_key_is_met_with_the_right_one(wrong: str, meant: str) -> None:
@@ -121,6 +128,20 @@ def test_unrelated_key_lists_the_keys_without_a_table_and_the_tables() -> None:
     assert len(line) < 600
     for key in DEFAULTS:
         assert f" {key.partition('.')[0]}" in line
+
+
+@pytest.mark.parametrize(
+    "key", ["warmup-steps", "eval_steps", "warmup_ratio", "trust_remote_code", "run-name"]
+)
+def test_one_word_in_common_is_no_suggestion(key: str) -> None:
+    (line,) = mistake_lines({key: 1})
+    assert line.startswith(f"{key}: unknown key; known are method, ")
+
+
+def test_unknown_key_of_a_table_lists_the_keys_of_this_table() -> None:
+    (line,) = mistake_lines({"method": "fedpetuning", "training.mixed-precision": 1})
+    assert line.startswith("training.mixed-precision: unknown key; known are training.base, ")
+    assert "lora.rank" not in line
 
 
 def test_names_of_other_programs_are_not_keys_and_what_they_name_is() -> None:

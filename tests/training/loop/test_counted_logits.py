@@ -49,6 +49,14 @@ def test_loss_and_gradients_are_those_of_all_logits(kind: str) -> None:
     torch.testing.assert_close(gradients(model, found), gradients(model, expected))
 
 
+def test_compiled_model_has_the_same_loss() -> None:
+    model: Any = random_model(tiny_config("llama"))
+    compiled = torch.compile(model, backend="eager")
+    expected = summed_loss(model, batch(), CPU)
+    torch.testing.assert_close(summed_loss(compiled, batch(), CPU), expected)
+    torch.testing.assert_close(summed_loss(model, batch(), CPU), expected)
+
+
 def test_head_sees_only_what_counts() -> None:
     model: Any = random_model(tiny_config("llama"))
     seen = []
