@@ -16,6 +16,7 @@ import server_app.app
 from espalier.launch.configuration import flatten
 from espalier.messages.message import Header
 from espalier.messages.records import read
+from espalier.results.finished_run import open_run
 from espalier.settings.keys import default_values, unread
 from tests.in_process import FakeTime, InProcessGrid
 from tests.tiny_model import WORDS, save_tiny_llama
@@ -127,7 +128,10 @@ class Bench:
         self._runs += 1
         grid = grid or self.grid(**changes)
         context = Context(10**self._runs, 0, {}, RecordDict(), self.config(**changes))
-        return server_app.app.run_method(grid, context, self.time.clock())
+        folder = server_app.app.run_method(grid, context, self.time.clock())
+        # Its files have the form in which the commands read them, whatever the method.
+        open_run(folder)
+        return folder
 
     def killed(
         self, when: Callable[[Header], bool], grid: InProcessGrid | None = None, **changes: Any

@@ -28,7 +28,7 @@ class _Client(Form):
     bytes_up: int = 0
     bytes_down: int = 0
     seconds: Number = 0
-    metrics: dict[str, Number | str | None] = {}
+    metrics: dict[str, Number | str | list[Number] | None] = {}
 
 
 class _Size(Form):
