@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from math import ceil
+from math import ceil, log10
 from pathlib import Path
 from statistics import fmean, stdev
 from textwrap import fill
@@ -228,10 +228,18 @@ def _wrapped(text: str, width: int) -> str:
 def _scale(axes: "Axes", panel: Panel, rows: bool) -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 
+    class Ticks(LogLocator):
+        """Ticks whose numbers have room: fewer, if the axis spans more powers of ten."""
+
+        def tick_values(self, vmin: float, vmax: float) -> Any:
+            span = log10(vmax / vmin) if 0 < vmin < vmax else 0.0
+            self.set_params(subs=(1, 2, 3, 5, 7) if span < 1.8 else (1, 2, 5) if span < 3 else (1,))
+            return super().tick_values(vmin, vmax)
+
     axis = axes.xaxis if rows else axes.yaxis
     if panel.scale == "log":
         (axes.set_xscale if rows else axes.set_yscale)("log")
-        axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
+        axis.set_major_locator(Ticks())
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter("{x:g}")
     elif rows:
