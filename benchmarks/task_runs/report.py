@@ -137,7 +137,10 @@ def _figure(rows: Rows) -> StudyFigure:
             both_ways = float(row["megabytes_up"]) + float(row["megabytes_down"])
             sent.setdefault(row["arm"], []).append(both_ways)
     scores = {score: _by_arm(rows, score) for score in ("loss", "acc")}
-    arms = sorted(sent.keys() & scores["loss"].keys(), key=lambda arm: fmean(scores["loss"][arm]))
+    # Arms of equal loss stay in the order of their rows.
+    arms = sorted(
+        (arm for arm in sent if arm in scores["loss"]), key=lambda arm: fmean(scores["loss"][arm])
+    )
     looks = {arm: look_of_arm(arm) for arm in arms}
     panels = [
         Panel(
