@@ -37,7 +37,7 @@ from espalier.data.passages import digests_are_held_out
 from espalier.environment.bounded_json import read_json
 from espalier.errors import EspalierError
 from espalier.storage.atomic import replacing, write_json
-from espalier.storage.client_state import VERSION_FILE, marked_folder
+from espalier.storage.client_state import VERSION_FILE, marked_folder, private_folder
 from espalier.storage.directory_lock import LOCK, OWNER_ONLY_FILE, in_turn
 
 LARGE_BYTES = 1 << 24
@@ -406,9 +406,9 @@ def _locked(source: Source[Any], root: Path) -> Iterator[Path]:
     """Hold the lock of a file's index folder, and yield the folder."""
     paths = [file.identity() for file in source.files]
     name = hashlib.sha256(json.dumps([paths, source.reading()]).encode()).hexdigest()[:32]
-    folder = marked_folder(root, "corpora", name)
-    with in_turn(folder):
-        yield folder
+    with in_turn(private_folder(root, "corpora", name)):
+        # Marked behind the lock: the holder removes all unfinished files.
+        yield marked_folder(root, "corpora", name)
 
 
 def _stored(source: Source[T], folder: Path, state: list[list[int]]) -> CorpusIndex[T] | None:
