@@ -86,7 +86,13 @@ class Seat:
                     " client"
                 )
             elif "claimed" in note:
-                clauses.append(f"its {what} {note['claimed']:g} was limited to {note['counted']:g}")
+                clause = f"its {what} {note['claimed']:g} was limited to {note['counted']:g}"
+                if what == "weight":
+                    clause += (
+                        "; if the number is right, a larger federation.max-weight-ratio lets it"
+                        " count"
+                    )
+                clauses.append(clause)
         return clauses
 
     def drop(self, reason: str) -> None:
