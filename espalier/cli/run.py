@@ -3,11 +3,13 @@
 import argparse
 import shlex
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from espalier.cli import Commands
 from espalier.cli.app_commands import add_words
-from espalier.errors import InputError, RefusedError, RunError, RunInterrupted, tell
+from espalier.errors import RefusedError, RunError, RunInterrupted, tell
 from espalier.launch.addresses import require_address
 from espalier.launch.app import find_app, run_in_app
 from espalier.launch.child_processes import take_interrupts
@@ -40,12 +42,12 @@ def add_run(commands: Commands) -> None:
         help="root certificates of that SuperLink; default: no TLS",
     )
     parser.add_argument(
-        "--measure",
+        "--no-measure",
         action="store_true",
-        help="at the end, measure memory and tokens per second of the base model and the result for"
-        " report.html",
+        help="do not measure memory and tokens per second of the base model and the result at the"
+        " end of a simulation",
     )
-    parser.set_defaults(execute=run)
+    parser.set_defaults(execute=_execute)
 
 
 def add_gpus(parser: argparse.ArgumentParser) -> None:
@@ -58,12 +60,50 @@ def add_gpus(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+@dataclass(frozen=True)
+class RunRequest:
+    """What ``espalier run`` was asked for.
+
+    Parameters
+    ----------
+    arguments : words of the command line from ``run`` on, for the command that resumes the run
+    words : preset and settings among them
+    app : directory or file of the app; None for the installed one
+    gpus_per_client : fraction of a GPU for each simulated client
+    superlink : address of a running SuperLink's Control API; None for a simulation
+    root_certificates : file with the root certificates of that SuperLink; None for no TLS
+    measures : whether models are measured at the end of a simulation
+    """
+
+    arguments: Sequence[str]
+    words: Sequence[str]
+    app: str | None
+    gpus_per_client: float
+    superlink: str | None = None
+    root_certificates: str | None = None
+    measures: bool = False
+
+
+def _execute(args: argparse.Namespace) -> int:
+    """Run the app as the parsed command line says."""
+    request = RunRequest(
+        args.arguments,
+        args.words,
+        args.app,
+        args.gpus_per_client,
+        args.superlink,
+        args.root_certificates,
+        not args.no_measure,
+    )
+    return run(request)
+
+
+def run(request: RunRequest) -> int:
     """Run the app and return the exit code of the command."""
     take_interrupts()
-    watched = WatchedRun("give the same command again", lambda path: _resuming(args, path))
+    watched = WatchedRun("give the same command again", lambda path: _resuming(request, path))
     try:
-        return _run(args, watched)
+        return _run(request, watched)
     except RefusedError:
         # The check has printed why.
         return 2
@@ -79,39 +119,33 @@ def run(args: argparse.Namespace) -> int:
         return 130
 
 
-def _run(args: argparse.Namespace, watched: WatchedRun) -> int:
-    """Run the app and return 0, or the exit code of the measurement after the run."""
-    if args.superlink is not None:
-        require_address(args.superlink)
-        if args.measure:
-            raise InputError(
-                "--measure: the result of a run on a SuperLink is on that machine; give `espalier"
-                " report RUN --measure` there"
-            )
-    app = find_app(args.app)
-    config, settings = configuration(app, args.words, on_this_machine=args.superlink is None)
+def _run(request: RunRequest, watched: WatchedRun) -> int:
+    """Run the app and return 0, or 130 after an interrupt of the measurement after the run."""
+    if request.superlink is not None:
+        require_address(request.superlink)
+    app = find_app(request.app)
+    config, settings = configuration(app, request.words, on_this_machine=request.superlink is None)
     with run_output(settings.method) as watched.say:
-        if args.superlink is None:
-            simulate(watched, app, config, settings, args.gpus_per_client)
+        if request.superlink is None:
+            simulate(watched, app, config, settings, request.gpus_per_client)
         else:
-            submit(watched, app, config, args.superlink, args.root_certificates)
-    return _measured(app, watched.directory) if args.measure else 0
+            submit(watched, app, config, request.superlink, request.root_certificates)
+    # The result of a run on a SuperLink is on that machine.
+    if not request.measures or request.superlink is not None:
+        return 0
+    return _measured(app, watched.directory)
 
 
 def _measured(app: Path, directory: str) -> int:
-    """Measure the models of a finished run, write its report again, and return an exit code.
-
-    This happens in a process of its own, as in ``espalier report``.
-    """
-    document = {"directories": [directory], "out": None, "measure": True}
+    """Measure the models of a finished run in a process of its own, and return an exit code."""
     try:
-        return run_in_app(app, "espalier.results.report.command", document)
+        return run_in_app(app, "espalier.results.report.after_run", {"directory": directory})
     except KeyboardInterrupt:
         command = shlex.join(["espalier", "report", directory, "--measure"])
         tell(f"interrupted; the run is complete, and `{command}` measures its models")
         return 130
 
 
-def _resuming(args: argparse.Namespace, directory: str) -> str:
-    words = [word for word in args.arguments if not word.startswith("resume-from=")]
+def _resuming(request: RunRequest, directory: str) -> str:
+    words = [word for word in request.arguments if not word.startswith("resume-from=")]
     return shlex.join(["espalier", *words, f"resume-from={directory}"])

@@ -10,7 +10,7 @@ from typing import Any
 from espalier.amounts import count
 from espalier.cli import Commands
 from espalier.cli.app_commands import add_words
-from espalier.cli.run import add_gpus, run
+from espalier.cli.run import RunRequest, add_gpus, run
 from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError, tell
 from espalier.launch.app import find_app, run_in_app
@@ -158,16 +158,9 @@ def _run_all(args: argparse.Namespace, folder: Path, cells: Sequence[Cell]) -> l
 
 def _run_one(args: argparse.Namespace, words: Sequence[str]) -> int:
     """Run one cell as ``espalier run`` does; return its exit code."""
-    options = {
-        "words": list(words),
-        "arguments": ["run", *words],
-        "app": args.app,
-        "gpus_per_client": args.gpus_per_client,
-        "superlink": None,
-        "root_certificates": None,
-    }
+    request = RunRequest(["run", *words], words, args.app, args.gpus_per_client)
     try:
-        return run(argparse.Namespace(**options))
+        return run(request)
     except EspalierError as error:
         tell(error)
     except Exception as error:

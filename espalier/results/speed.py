@@ -24,13 +24,17 @@ PROCESS = "espalier.results.measured_model"
 CONDITIONS = {"prompt_tokens": 128, "new_tokens": 32, "repetitions": 3, "batch_size": 1}
 
 
-def measure(run: FinishedRun) -> None:
-    """Measure the base model and every result of a run, and store the figures.
+def measure(run: FinishedRun, max_clients: int | None = None) -> None:
+    """Measure the base model and the results of a run, and store the figures.
 
     Raises InputError if the run has no result, its base model is not on this machine or is another
     one, or a model cannot be loaded.
+
+    Parameters
+    ----------
+    max_clients : number of clients whose own models are measured; None for all
     """
-    sources = _sources_of(run)
+    sources = _sources_of(run, max_clients)
     threads = int(run.summary["threads"])
     models = []
     for name, source in sources.items():
@@ -57,16 +61,16 @@ def measured_rows(run: FinishedRun) -> Mapping[str, Any]:
     dtypes = ", ".join(dict.fromkeys(str(model["dtype"]) for model in document["models"]))
     conditions = (
         "Memory is what the loaded model adds to its process; the peak includes the libraries."
-        f" Medians of {document['repetitions']} repetitions at batch size {document['batch_size']}:"
-        f" a prompt of {document['prompt_tokens']} tokens, and {document['new_tokens']} generated"
+        f" The fastest of {document['repetitions']} or more repetitions at batch size"
+        f" {document['batch_size']}: a prompt of {document['prompt_tokens']} tokens, and {document['new_tokens']} generated"
         f" tokens. {dtypes}, {document['threads']} CPU threads, {document['machine']}."
     )
     return {**document, "conditions": conditions}
 
 
-def _sources_of(run: FinishedRun) -> dict[str, Source]:
-    """Return the base model and each result, by their names in the file."""
-    results = {name: client_of(run, name) for name in run.client_models}
+def _sources_of(run: FinishedRun, max_clients: int | None) -> dict[str, Source]:
+    """Return the base model and the results, by their names in the file."""
+    results = {name: client_of(run, name) for name in list(run.client_models)[:max_clients]}
     if not results:
         results["federated"] = result_of(run, same=True)
     return {"dense": base_model_of(run, same=True), **results}

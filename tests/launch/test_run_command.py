@@ -156,7 +156,7 @@ def test_ray_is_started_up_to_three_times(
     given = iter(outcomes)
     monkeypatch.setattr("espalier.launch.run._run", lambda *_: next(given))
     monkeypatch.setattr("espalier.launch.run.own_superlink", nullcontext)
-    assert main(["run", "--app", str(APP)]) == code
+    assert main(["run", "--app", str(APP), "--no-measure"]) == code
     assert len(outcomes) - len(list(given)) == starts
     assert capsys.readouterr().err.count("trying again") == starts - 1
 
@@ -187,11 +187,11 @@ def test_explained_failure_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("espalier.launch.run._run", run)
     monkeypatch.setattr("espalier.launch.run.own_superlink", nullcontext)
-    assert main(["run", "--app", str(APP)]) == 1
+    assert main(["run", "--app", str(APP), "--no-measure"]) == 1
     assert len(runs) == 1
 
 
-def test_measure_adds_the_figures_to_the_report_after_the_run(
+def test_models_are_measured_after_a_simulation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
@@ -202,13 +202,18 @@ def test_measure_adds_the_figures_to_the_report_after_the_run(
 
     def called(app: Path, module: str, document: object) -> int:
         calls.append(f"{module} {document}")
-        return 2
+        return 0
 
     monkeypatch.setattr("espalier.cli.run.simulate", simulated)
+    monkeypatch.setattr("espalier.cli.run.submit", simulated)
     monkeypatch.setattr("espalier.cli.run.run_in_app", called)
-    assert main(["run", "--app", str(APP), "--measure"]) == 2
-    expected = {"directories": [str(tmp_path / "a-run")], "out": None, "measure": True}
-    assert calls == ["simulated", f"espalier.results.report.command {expected}"]
+    assert main(["run", "--app", str(APP), "--no-measure"]) == 0
+    # The result of a run on a SuperLink is on that machine.
+    assert main(["run", "--app", str(APP), "--superlink", "127.0.0.1:9093"]) == 0
+    assert calls == ["simulated", "simulated"]
+    assert main(["run", "--app", str(APP)]) == 0
+    expected = {"directory": str(tmp_path / "a-run")}
+    assert calls[2:] == ["simulated", f"espalier.results.report.after_run {expected}"]
 
 
 def test_interrupted_measurement_tells_how_to_repeat_it(
@@ -222,13 +227,7 @@ def test_interrupted_measurement_tells_how_to_repeat_it(
 
     monkeypatch.setattr("espalier.cli.run.simulate", simulated)
     monkeypatch.setattr("espalier.cli.run.run_in_app", interrupted)
-    assert main(["run", "--app", str(APP), "--measure"]) == 130
+    assert main(["run", "--app", str(APP)]) == 130
     told = capsys.readouterr().err
     assert f"`espalier report {tmp_path / 'a-run'} --measure`" in told
     assert "resume" not in told
-
-
-def test_measure_is_refused_for_a_run_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["run", "--app", str(APP), "--measure", "--superlink", "127.0.0.1:9093"]
-    assert main(words) == 2
-    assert "`espalier report RUN --measure` there" in capsys.readouterr().err

@@ -12,12 +12,21 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from espalier.errors import InputError
 from espalier.results.finished_run import open_run
 from espalier.results.measured_model import measured
+from espalier.results.report import after_run
 from espalier.results.report.page import report_page
 from espalier.results.speed import FILE, measure, measured_rows
 from tests.bench import Bench, Home, home
 from tests.tiny_model import save_tiny_llama, save_tiny_roberta
 
 FEW = {"prompt_tokens": 8, "new_tokens": 3, "repetitions": 1, "batch_size": 1}
+
+
+MODEL: dict[str, Any] = {
+    "model_memory": 5e8, "peak_memory": 9e8, "load_seconds": 1.25,
+    "prompt_tokens_per_second": 1234.5, "new_tokens_per_second": None, "dtype": "bfloat16",
+    "parameters": 10,
+}  # fmt: skip
+"""Figures of a model."""
 
 
 @pytest.fixture(scope="module")
@@ -91,17 +100,64 @@ def test_figures_are_on_the_page(tmp_path: Path, shared: Home) -> None:
     run = open_run(folder)
     assert measured_rows(run) == {}
     assert "espalier report --measure" in report_page(run)
-    model = {
-        "name": "dense", "model_memory": 5e8, "peak_memory": 9e8, "load_seconds": 1.25,
-        "prompt_tokens_per_second": 1234.5, "new_tokens_per_second": None, "dtype": "bfloat16",
-        "parameters": 10,
-    }  # fmt: skip
-    document = FEW | {"threads": 1, "machine": "x86", "models": [model]}
+    document = FEW | {"threads": 1, "machine": "x86", "models": [{"name": "dense", **MODEL}]}
     (folder / FILE).write_text(json.dumps(document))
     page = report_page(run)
     assert "1,234.5 tokens/s" in page
     assert "bfloat16, 1 CPU threads, x86." in page
     assert "--measure" not in page
+
+
+def test_models_are_measured_at_the_end_of_a_run(
+    tmp_path: Path, shared: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Bench(tmp_path, "flap", {}, num_clients=2, home=shared).run()
+    monkeypatch.setattr("espalier.results.speed.measured_apart", lambda *_: dict(MODEL))
+    assert after_run.main({"directory": str(folder)}) == 0
+    models = json.loads((folder / FILE).read_text())["models"]
+    assert [model["name"] for model in models] == ["dense", "federated"]
+    assert "1,234.5 tokens/s" in (folder / "report.html").read_text()
+
+
+def test_one_of_the_models_of_clients_is_measured(
+    tmp_path: Path, shared: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"training.steps": 2, "federation.rounds": 2, "lora.rank": 2, "lora.targets": "all"}
+    folder = Bench(tmp_path, "fedspine", settings, num_clients=2, home=shared).run()
+    monkeypatch.setattr("espalier.results.speed.measured_apart", lambda *_: dict(MODEL))
+    run = open_run(folder)
+    for most, names in ((1, ["node-00000"]), (None, ["node-00000", "node-00001"])):
+        measure(run, max_clients=most)
+        models = json.loads((folder / FILE).read_text())["models"]
+        assert [model["name"] for model in models] == ["dense", *names]
+
+
+def test_model_that_may_not_fit_is_not_loaded(
+    tmp_path: Path,
+    shared: Home,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = Bench(tmp_path, "flap", {}, num_clients=2, home=shared).run()
+    monkeypatch.setattr(after_run, "machine_memory", lambda: (1 << 40, 1 << 29))
+    assert after_run.main({"directory": str(folder)}) == 0
+    assert "not measured memory and speed: the base model needs 1.07 GB" in capsys.readouterr().out
+    assert not (folder / FILE).exists()
+
+
+def test_run_stays_complete_if_a_model_cannot_be_measured(
+    tmp_path: Path,
+    shared: Home,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(*_: object) -> None:
+        raise InputError("cannot be measured")
+
+    folder = Bench(tmp_path, "flap", {}, num_clients=2, home=shared).run()
+    monkeypatch.setattr("espalier.results.speed.measured_apart", refuse)
+    assert after_run.main({"directory": str(folder)}) == 0
+    assert "not measured cannot be measured" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -91,8 +91,8 @@ the score on all such items with 95% confidence (Wilson).{% endif %}</p>
 </table></div>
 <p class="soft">{{ measurements.conditions }}</p>
 {% elif has_result %}
-<p>Load memory and tokens per second of this result were not measured. To measure the base model and
-the result in a process each, and add the figures to this page:</p>
+<p>Load memory and tokens per second of this result are not measured yet. On the machine that has
+both models, this measures them and adds the figures to this page:</p>
 <pre>espalier report --measure {{ run.path | quoted }}</pre>
 {% endif %}
 </section>

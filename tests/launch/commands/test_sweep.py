@@ -1,6 +1,5 @@
 """Grid of settings (``espalier sweep``): its cells, its checks, and how it continues."""
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import pytest
 
 from espalier.cli import sweep as module
 from espalier.cli.command import main
+from espalier.cli.run import RunRequest
 from espalier.errors import InputError
 from espalier.launch.configuration import configuration
 from espalier.launch.sweep_folder import last_run, locked_sweep, words_of
@@ -123,8 +123,8 @@ class Runs:
         self.in_app: list[tuple[str, Any]] = []
         self.refused = 0
 
-    def run(self, given: argparse.Namespace) -> int:
-        self.started.append(given.words)
+    def run(self, given: RunRequest) -> int:
+        self.started.append(list(given.words))
         settings = dict(word.split("=", 1) for word in given.words if "=" in word)
         folder = Path(settings["out-dir"])
         code = self.codes.get(folder.name, 0)
@@ -164,6 +164,16 @@ WORDS = ["flap", "num-clients=2", "pruning.ratio=0.1,0.2,0.3"]
 
 def sweep(out: Path, *words: str) -> int:
     return main(["sweep", *(words or WORDS), "--out", str(out)])
+
+
+def test_each_cell_is_a_simulation_without_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulated = []
+    monkeypatch.setattr(module, "run_in_app", lambda *_: 0)
+    monkeypatch.setattr("espalier.cli.run.simulate", lambda *given: simulated.append(given[2]))
+    assert sweep(tmp_path / "out") == 0
+    assert [config["pruning.ratio"] for config in simulated] == [0.1, 0.2, 0.3]
 
 
 def test_all_cells_are_run_and_compared(tmp_path: Path, runs: Runs) -> None:
