@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from espalier.amounts import size
 from espalier.errors import InputError
 from espalier.results.finished_run import FinishedRun
 from espalier.results.sources import Source, base_model_of, client_of, result_of
@@ -37,13 +38,14 @@ def measure(run: FinishedRun, max_clients: int | None = None) -> None:
     sources = _sources_of(run, max_clients)
     threads = int(run.summary["threads"])
     models = []
+    print(f"measuring    memory and speed of {', '.join(sources)}", flush=True)
     for name, source in sources.items():
-        print(f"measuring    {name}", flush=True)
         paths = {"model": source.directory}
         if source.adapter is not None:
             paths["adapter"] = source.adapter
         figures = measured_apart(paths, CONDITIONS, threads)
         models.append({"name": name, **figures})
+        print(f"measured     {name}: {_in_words(figures)}", flush=True)
     document = {
         **CONDITIONS,
         "threads": threads,
@@ -51,6 +53,17 @@ def measure(run: FinishedRun, max_clients: int | None = None) -> None:
         "models": models,
     }
     write_json(run.path / FILE, document)
+
+
+def _in_words(figures: Mapping[str, Any]) -> str:
+    clauses = [f"{size(figures['model_memory'])} of memory"]
+    for key, what in (
+        ("prompt_tokens_per_second", "prompt"),
+        ("new_tokens_per_second", "generation"),
+    ):
+        if figures[key] is not None:
+            clauses.append(f"{what} {figures[key]:,.1f} tokens/s")
+    return ", ".join(clauses)
 
 
 def measured_rows(run: FinishedRun) -> Mapping[str, Any]:
