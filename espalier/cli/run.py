@@ -131,7 +131,8 @@ def _run(request: RunRequest, watched: WatchedRun) -> int:
         else:
             submit(watched, app, config, request.superlink, request.root_certificates)
     # The result of a run on a SuperLink is on that machine.
-    if not request.measures or request.superlink is not None:
+    measures = request.measures and request.superlink is None
+    if not measures or watched.interrupted or not watched.directory:
         return 0
     return _measured(app, watched.directory)
 

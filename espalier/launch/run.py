@@ -76,6 +76,8 @@ class WatchedRun:
     """Flower's status; empty until the run has ended."""
     reason_reported: bool = False
     """True if the ServerApp reported why the run failed."""
+    interrupted: bool = False
+    """True if an interrupt arrived after the run was completed."""
 
     def note(self, line: str) -> None:
         """Process a line of the log."""
@@ -174,6 +176,7 @@ def _to_the_end(watched: WatchedRun, work: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         if not watched.completed:
             raise RunInterrupted(watched.resume_hint(), watched.path) from None
+        watched.interrupted = True
 
 
 def _require_inputs(watched: WatchedRun, app: Path, config: dict[str, Any]) -> None:

@@ -123,7 +123,10 @@ def test_interrupt_after_result_is_no_failure(
     words = () if own else ("--superlink", "h:1")
     log = [a_run(tmp_path / "run", "completed"), KeyboardInterrupt]
     assert run(log, ["finished:stopped"], *words)[0] == 0
-    assert "resume-from" not in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert "resume-from" not in told.err
+    # The user is in a hurry.
+    assert "measur" not in told.out
 
 
 def test_interrupt_while_stopping_is_no_failure(

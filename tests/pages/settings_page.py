@@ -48,13 +48,13 @@ and [privacy](../privacy/reference.md#site-policy) the decisions of its owner.
 
 
 BEGIN = (
-    "# >>> settings of a run, written by `python -m tests.pages.settings_page` from the schema in"
-    " espalier/settings; do not edit"
+    "# >>> settings of a run, written by `python -m tests.pages.settings_page`; edit"
+    " espalier/settings"
 )
 END = "# <<< settings of a run"
 """Last marker line; the block is between the two marker lines in pyproject.toml."""
 
-WIDTH = 128
+WIDTH = 100
 """Maximum number of characters per line."""
 
 
@@ -99,14 +99,14 @@ def app_config() -> str:
     Each key has its default value, below a comment with its description.
     """
     lines = [
-        "# Presets in conf/ and `--run-config` override these defaults. docs/reference/settings.md has them"
-        " as tables."
+        "# Presets in conf/ and `--run-config` override these defaults.",
+        "# docs/reference/settings.md has them as tables.",
     ]
     for name, table in tables_of_a_run().items():
         if not keys_of(table, name):
             continue
-        heading = f"[tool.flwr.app.config.{name}]  # {_read_by(name)}"
-        lines += ["", heading if name else "[tool.flwr.app.config]"]
+        heading = f"[tool.flwr.app.config.{name}]" if name else "[tool.flwr.app.config]"
+        lines += ["", *(_wrapped(_read_by(name).capitalize() + ".") if name else ()), heading]
         for key in keys_of(table, name):
             value = key.default
             text = json.dumps(value) if isinstance(value, str) else as_text(value)
@@ -142,8 +142,13 @@ def _comment(key: Key) -> list[str]:
         if key.choices and not isinstance(key.default, bool)
         else ""
     )
+    return _wrapped(key.description + choices)
+
+
+def _wrapped(text: str) -> list[str]:
+    """Return the lines of a TOML comment."""
     return textwrap.wrap(
-        key.description + choices,
+        text,
         WIDTH,
         initial_indent="# ",
         subsequent_indent="# ",

@@ -26,8 +26,8 @@ def main(document: Mapping[str, Any]) -> None:
     ----------
     document : ``directory`` of the run
     """
-    run = open_run(document["directory"])
     try:
+        run = open_run(document["directory"])
         if reason := _too_large(run):
             print(f"not measured {reason}", flush=True)
             return
