@@ -27,7 +27,7 @@ DOCKER = ROOT / "docker"
 COMPOSE_FILES = ("compose.yaml", "compose.cuda.yaml")
 COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text())
 SERVICES: dict[str, Any] = COMPOSE["services"]
-MAX_LINES = 90
+MAX_LINES = 96
 IMAGES = ("Dockerfile", "Dockerfile.cuda")
 DOCUMENTED = "docker compose -f docker/compose.yaml run --rm run"
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
@@ -97,15 +97,15 @@ def test_gpu_file_changes_existing_services() -> None:
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_image_holds_every_installed_room(name: str) -> None:
+def test_image_has_every_installed_package(name: str) -> None:
     tools = PROJECT["tool"]
     dockerfile = (DOCKER / name).read_text()
-    rooms = {pattern.split("/")[0] for pattern in tools["flwr"]["app"]["fab-include"]}
-    rooms |= {*tools["hatch"]["build"]["targets"]["wheel"]["packages"], "conf"}
+    packages = {pattern.split("/")[0] for pattern in tools["flwr"]["app"]["fab-include"]}
+    packages |= {*tools["hatch"]["build"]["targets"]["wheel"]["packages"], "conf"}
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
-    for room in rooms:
-        assert f"COPY {room} {room}" in dockerfile
-        assert f"!{room}" in ignored
+    for package in packages:
+        assert f"COPY {package} {package}" in dockerfile
+        assert f"!{package}" in ignored
 
 
 @pytest.mark.parametrize("name", IMAGES)
@@ -342,7 +342,7 @@ def test_mounted_folders_belong_to_user() -> None:
     """
     for name in IMAGES:
         (made,) = re.findall(
-            r"mkdir ([^&\n]+) && chown espalier ([^\n]+)", (DOCKER / name).read_text()
+            r"mkdir ([^&\\]+) \\\n *&& chown espalier ([^\n]+)", (DOCKER / name).read_text()
         )
         assert made[0].split() == made[1].split()
         places = {
