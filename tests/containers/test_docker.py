@@ -71,7 +71,7 @@ def test_compose_file_is_short_and_portable() -> None:
     text = (DOCKER / "compose.yaml").read_text()
     assert len(text.splitlines()) <= MAX_LINES
     # docker-compose 1.29 refuses `name`.
-    assert COMPOSE.keys() == {"x-espalier", "x-site", "services", "volumes"}
+    assert COMPOSE.keys() == {"x-espalier", "x-site", "x-times", "services", "volumes"}
     for service in SERVICES.values():
         # Docker below version 26 drops `subpath`.
         assert all(isinstance(volume, str) for volume in service["volumes"])
