@@ -54,8 +54,8 @@ def sites_share_port() -> bool:
 def simulating_superlink(port: int) -> list[str]:
     """Return the options of a simulating SuperLink that listens only on this loopback port."""
     return [
-        "--insecure", "--simulation", "--isolation", "subprocess", NO_INSTALLATION, HOST,
-        DEFAULT_HOST, PORT, str(port)
+        "--insecure", "--simulation", "--isolation", "subprocess", NO_INSTALLATION,
+        HOST, DEFAULT_HOST, PORT, str(port)
     ]  # fmt: skip
 
 

@@ -55,8 +55,8 @@ def imprecise_sums(settings: "RunSettings") -> list[str]:
         return []
     return [
         f"dtype = '{settings.dtype}': numbers of a record would change with the records that pass"
-        f" together with it; with privacy.epsilon = {settings.privacy.epsilon:g} set"
-        " it to 'float32'"
+        f" together with it; with privacy.epsilon = {settings.privacy.epsilon:g}"
+        " set it to 'float32'"
     ]
 
 

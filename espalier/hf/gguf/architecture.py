@@ -121,8 +121,8 @@ def architecture_of(model: OpenedModel) -> Architecture:
             raise InputError(
                 f"{where}: model_type = {kind!r}: its blocks differ in width or have additional"
                 " biases, for which llama.cpp has no architecture with norms of heads; use"
-                " transformers, or prune with pruning.selection = 'kind' and flap.bias-compensation"
-                " = false"
+                " transformers, or prune with pruning.selection = 'kind' and"
+                " flap.bias-compensation = false"
             )
         name = UNEVEN[kind]
     return Architecture(name, model, sizes, _rope_of(model, where))

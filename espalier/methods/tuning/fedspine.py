@@ -73,8 +73,8 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
         ge=0,
         description=(
             "Number of rounds of pruning in which a device that always takes the middle step"
-            " reaches `pruning.ratio`; the first is round 2, or `prune-from`. 0:"
-            " half of the rounds."
+            " reaches `pruning.ratio`; the first is round 2, or `prune-from`."
+            " 0: half of the rounds."
         ),
     )
     prune_from: int = Field(
