@@ -1,4 +1,4 @@
-"""Build hook of the wheel: adds the complete Flower app in one folder (docs/how-to/packaging.md)."""
+"""Build hook of the wheel: adds the whole Flower app in one folder (docs/how-to/packaging.md)."""
 
 from typing import Any
 

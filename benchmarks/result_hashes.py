@@ -6,8 +6,8 @@
 Each preset runs in a process of its own, with the handlers of a real run and without Ray or a
 SuperLink, for at most two rounds and with little evaluation. The hashes repeat on one machine with
 the same libraries. Model cards and modeling code in a result are texts of this project, so they are
-left out, and so is the path of the base model that an adapter names. Presets of published models are
-left out too, because their models are not part of the project.
+left out, and so is the path of the base model that an adapter names. Presets of published models
+are left out too, because their models are not part of the project.
 """
 
 import argparse

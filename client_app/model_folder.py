@@ -236,7 +236,7 @@ class ModelFolder:
         self.store.keep_only([])
 
     def _require_flat(self, name: str) -> None:
-        """Raise InputError and delete everything if a JSON file is nested too deeply for a parser."""
+        """Raise InputError and delete everything if a JSON file is nested too deeply to parse."""
         if not name.endswith(".json"):
             return
         try:

@@ -112,8 +112,8 @@ class Site:
             return open_downloaded(self._hub_directory())
         raise InputError(
             "model-path: this site names no base model, and does not open models that a run names"
-            f" (model = {self.settings.model!r}); set model-path in --node-config, or models=hub for"
-            " models of the Hugging Face hub"
+            f" (model = {self.settings.model!r}); set model-path in --node-config, or models=hub"
+            " for models of the Hugging Face hub"
         )
 
     def _hub_directory(self) -> Path:

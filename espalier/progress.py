@@ -1,7 +1,7 @@
 """Progress reports: one text for each block or step of a long piece of work.
 
-Code that computes calls ``report_progress("block 3 of 12")`` and does not know the listener: a client's log,
-the progress lines of a run, or none.
+Code that computes calls ``report_progress("block 3 of 12")`` and does not know the listener: a
+client's log, the progress lines of a run, or none.
 """
 
 import time
@@ -55,7 +55,7 @@ def report_each(parts: Collection[T], what: str) -> Iterator[T]:
 
 
 class PercentDone:
-    """Progress of work whose size ``total`` is known: percentage, and time left at this throttle."""
+    """Progress of work of known size ``total``: percentage, and time left at this throttle."""
 
     def __init__(self, what: str, total: float, now: Callable[[], float] = time.monotonic) -> None:
         self._what = what

@@ -31,7 +31,7 @@ STEP = re.compile(
     rf"(?:  (?P<text>.*)  \[{SECONDS}, {SECONDS} left\])?"
 )
 EVENTS = ("refused", "dropped", "reconnected", "lost state", "measured", "warning:")
-"""Labels of lines about events; they may end like a progress line, as their text may be a site's."""
+"""Labels of lines about events, which may end like a progress line: their text may be a site's."""
 PROGRESS = re.compile(rf"(?P<who>\S.{{{LABEL - 1},}}?) (?P<text>\S.*)  \[{SECONDS}\]")
 NOTE = re.compile(rf"(?P<label>\S.{{{LABEL - 1}}}) (?P<text>\S.*)")
 
@@ -80,7 +80,7 @@ class StepLine:
     """What was done. It may begin with the name of a site or a model and a colon."""
 
     def line(self, elapsed: float, left: float) -> str:
-        """Return the line, with the seconds since the phase began and those expected until its end."""
+        """Return the line, with the seconds since the phase began and those expected to its end."""
         return (
             f"{self.phase:<{LABEL}} {bar(self.done, self.total)} {self.done}/{self.total}"
             f"  {self.text}  [{duration(elapsed)}, {duration(left)} left]"

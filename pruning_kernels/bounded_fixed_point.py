@@ -4,10 +4,10 @@
 bound, so that fewer bits suffice: those of the bound in units of the last place, of the largest
 weight, of the number of parties, and a sign.
 
-Rounding: each party's weighted number is rounded once, to the nearest integer (ties to even). So the
-sum over n parties is wrong by at most ``n / 2`` units, and a mean by at most ``n / 2`` units divided
-by the sum of the weights. Range: a number beyond the bound is clipped to it, so that one party
-contributes at most its weight times the bound, and no sum overflows.
+Rounding: each party's weighted number is rounded once, to the nearest integer (ties to even). So
+the sum over n parties is wrong by at most ``n / 2`` units, and a mean by at most ``n / 2`` units
+divided by the sum of the weights. Range: a number beyond the bound is clipped to it, so that one
+party contributes at most its weight times the bound, and no sum overflows.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ WORD_BITS = 64
 
 @dataclass(frozen=True)
 class Scale:
-    """Fixed point of numbers of magnitude up to ``2^exponent``, in units of ``2^-fraction_bits``."""
+    """Fixed point of numbers of magnitude up to ``2^exponent``, in units ``2^-fraction_bits``."""
 
     exponent: int
     fraction_bits: int

@@ -1,9 +1,9 @@
 """Sums in fixed point: integers whose sum over parties is exact, in any order and modulo 2^64.
 
-A number is ``(high * 2^48 + low) / 2^fraction_bits`` with two words of 64 bits: ``low`` has 48 bits,
-and ``high`` is a signed integer of 48 bits (two's complement). Words are added each for itself,
-modulo 2^64, and carries are resolved when the sum is read. So 16 bits of each word are free, and
-the sum over up to ``MAX_PARTIES`` parties cannot overflow.
+A number is ``(high * 2^48 + low) / 2^fraction_bits`` with two words of 64 bits: ``low`` has 48
+bits, and ``high`` is a signed integer of 48 bits (two's complement). Words are added each for
+itself, modulo 2^64, and carries are resolved when the sum is read. So 16 bits of each word are
+free, and the sum over up to ``MAX_PARTIES`` parties cannot overflow.
 
 Rounding: each party's number is rounded once, to the nearest multiple of ``2^-fraction_bits``. A
 float64 of magnitude ``2^(52 - fraction_bits)`` or more is such a multiple, so it is not rounded.

@@ -1,4 +1,4 @@
-"""Results that change weights: removed groups with biases or scales, and edits of a block's weights."""
+"""Results that change weights: removed groups with biases or scales, edits of a block's weights."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -147,7 +147,7 @@ class EditResult(RunResult):
 
 
 class Editing(Method):
-    """Method whose result has the tensors of a client's reply; ``fold`` puts them into ``result``."""
+    """Method whose result has the tensors of a client's reply; ``fold`` puts them in ``result``."""
 
     EDITS: ClassVar[BlobEdits]
     """Edits of weights by the tensors of the result."""

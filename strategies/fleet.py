@@ -2,10 +2,10 @@
 
 A simulation runs on one machine, so its measured seconds do not describe a heterogeneous fleet
 (FedSpine section 5.1). Here the time of a round follows from the numbers of operations and bytes
-and from the speed of each device (``espalier.settings.tables.fleet``), so it is the same in every run. The
-paper measures on development kits, where memory, caches and drivers take time too; this model
-counts multiplications and additions only. Bytes are those of the contracts: adapters and cut bits,
-both ways, without headers and other fields.
+and from the speed of each device (``espalier.settings.tables.fleet``), so it is the same in every
+run. The paper measures on development kits, where memory, caches and drivers take time too; this
+model counts multiplications and additions only. Bytes are those of the contracts: adapters and cut
+bits, both ways, without headers and other fields.
 """
 
 import math

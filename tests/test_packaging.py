@@ -143,7 +143,8 @@ def test_command_finds_app_and_presets_anywhere(installed: Path, empty: Path) ->
     program = """
 from espalier.launch.app import find_app
 from espalier.launch.configuration import configuration
-config, settings = configuration(find_app(None), ["fedspallm", "num-clients=3"], on_this_machine=True)
+config, settings = configuration(find_app(None), ["fedspallm", "num-clients=3"], \
+on_this_machine=True)
 print(settings.method, settings.num_clients, config["out-dir"])
 """
     assert python(installed, empty, "-c", program) == f"fedspallm 3 {empty}/runs"

@@ -1,6 +1,7 @@
 """FLAP's running fluctuation against the variance over all tokens: effect on the removed groups.
 
-    python -m benchmarks.accuracy.flap_variance [--model demo] [--num-samples 8 32] [--pruning-ratio 0.2]
+    python -m benchmarks.accuracy.flap_variance [--model demo] [--num-samples 8 32]
+    [--pruning-ratio 0.2]
 
 The running figure is that of the published code, reimplemented here in a few lines. The inputs are
 those of one client's calibration samples from Python's documentation.

@@ -14,12 +14,13 @@ from benchmarks.fedsoda.paper import RANK, TARGETS
 DROPPED = 2
 """Number of dropped blocks, for every method that prunes."""
 SODA: dict[str, Any] = {
-    "method": "fedsoda", "training.base": "nf4", "training.proximal": 0.01, "fedsoda.adapter-layers": 3,
-    "fedsoda.group-layers": 1, "fedsoda.groups": DROPPED, "fedsoda.realign-every": 5,
+    "method": "fedsoda", "training.base": "nf4", "training.proximal": 0.01,
+    "fedsoda.adapter-layers": 3, "fedsoda.group-layers": 1, "fedsoda.groups": DROPPED,
+    "fedsoda.realign-every": 5,
 }  # fmt: skip
 OFFSITE: dict[str, Any] = {
-    "method": "fedsoda", "fedsoda.drop": "uniform", "fedsoda.group-layers": 1, "fedsoda.groups": DROPPED,
-    "fedsoda.emulator": "stored",
+    "method": "fedsoda", "fedsoda.drop": "uniform", "fedsoda.group-layers": 1,
+    "fedsoda.groups": DROPPED, "fedsoda.emulator": "stored",
 }  # fmt: skip
 """Common settings of FedOT and FedBiOT: evenly spaced dropped blocks, no quantization."""
 FEDPETUNING = "FedPETuning"
@@ -28,7 +29,10 @@ FEDBIOT = "FedBiOT"
 FEDSODA = "FedSODA"
 METHODS: dict[str, dict[str, Any]] = {
     FEDPETUNING: {"method": "fedpetuning"},
-    FEDOT: {**OFFSITE, "fedsoda.first-layers": 1, "fedsoda.adapter-layers": 2, "fedsoda.realign-every": 0},
+    FEDOT: {
+        **OFFSITE, "fedsoda.first-layers": 1, "fedsoda.adapter-layers": 2,
+        "fedsoda.realign-every": 0,
+    },
     FEDBIOT: {
         **OFFSITE, "fedsoda.adapter-layers": 3, "fedsoda.realign-every": 1,
         "training.proximal": 0.01,
@@ -39,8 +43,11 @@ IID = "IID"
 ALPHAS = (5.0, 0.5, 0.1)
 """Concentrations of the Dirichlet distributions; the paper has three levels without values."""
 DISTRIBUTIONS: dict[str, dict[str, Any]] = {
-    IID: {}, **{f"alpha {alpha:g}": {"data.partition": "dirichlet", "data.alpha": alpha} for alpha in ALPHAS}
-}  # fmt: skip
+    IID: {},
+    **{
+        f"alpha {alpha:g}": {"data.partition": "dirichlet", "data.alpha": alpha} for alpha in ALPHAS
+    },
+}
 COMMON: dict[str, Any] = {
     "num-clients": 10, "federation.rounds": 10, "federation.sampled-clients": 0.5,
     "training.steps": 2, "training.batch-size": 4, "training.learning-rate": 1e-2,

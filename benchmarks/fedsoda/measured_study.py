@@ -21,8 +21,8 @@ def measure(given: argparse.Namespace) -> None:
     study = STUDIES[given.command]
     changes = chosen(given.set)
     common = {
-        **changes, "model": given.model, "threads": given.threads, "device": given.device, "task.name": given.task,
-        "task.test-path": str(given.test),
+        **changes, "model": given.model, "threads": given.threads, "device": given.device,
+        "task.name": given.task, "task.test-path": str(given.test),
     }  # fmt: skip
     plain = {
         key: value for key, value in {**COMMON, **common}.items() if not key.startswith("fedsoda.")

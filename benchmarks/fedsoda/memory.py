@@ -38,13 +38,15 @@ def measure(given: argparse.Namespace) -> None:
     """Measure every method, and write ``fedsoda-memory.csv`` and a Markdown table."""
     changes = chosen(given.set)
     common = {
-        **changes, "model": given.model, "threads": given.threads, "device": given.device, "task.name": given.task,
-        "data.source": "files", "data.path": str(given.data), "training.steps": STEPS, "federation.rounds": 1,
+        **changes, "model": given.model, "threads": given.threads, "device": given.device,
+        "task.name": given.task, "data.source": "files", "data.path": str(given.data),
+        "training.steps": STEPS, "federation.rounds": 1,
     }  # fmt: skip
     model = open_model(given.model)
     conditions = {
-        "model": {"name": model.directory.name, "sha256": model.sha256}, "settings": {**COMMON, **changes}, "steps": STEPS,
-        "threads": given.threads, "device": given.device,
+        "model": {"name": model.directory.name, "sha256": model.sha256},
+        "settings": {**COMMON, **changes}, "steps": STEPS, "threads": given.threads,
+        "device": given.device,
     }  # fmt: skip
     path = given.out / "fedsoda-memory"
     rows = Rows(path.with_suffix(".csv"), KEYS, FIGURES, conditions)

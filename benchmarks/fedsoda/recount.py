@@ -53,8 +53,8 @@ def figures(models: Sequence[Model], tokens: int) -> list[Figure]:
     ``tokens`` is the sequence length for section 6.2's computation.
     """
     parts = (
-        adapter_figures(models), _size_figures(models), _accuracy_figures(), _averages(models, tokens), _storage(models),
-        _datasets(),
+        adapter_figures(models), _size_figures(models), _accuracy_figures(),
+        _averages(models, tokens), _storage(models), _datasets(),
     )  # fmt: skip
     found = [figure for part in parts for figure in part]
     return sorted(found, key=lambda figure: (not figure.table.startswith("Table"), figure.table))

@@ -196,7 +196,8 @@ def _of_rounds(rows: Rows) -> list[str]:
         reached = [rounds_needed(curves, arm, seed) for seed in _names(rows.rows, "seed")]
         lines.append(
             f"| {arm} |"
-            f" {' | '.join('not reached' if number is None else str(number) for number in reached)} |"
+            f" {' | '.join('not reached' if number is None else str(number) for number in reached)}"
+            " |"
         )
     return [*lines, ""]
 

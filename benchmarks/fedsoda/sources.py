@@ -121,7 +121,7 @@ def _joined(items: Iterable[Item], characters: int = 0) -> str:
 
 
 def _beginning(text: Path, characters: int) -> str:
-    """Return the beginning of a text of at most ``characters`` characters, up to the end of a line."""
+    """Return the first ``characters`` characters of a text at most, up to the end of a line."""
     try:
         with open(text, encoding="utf-8") as file:
             return file.read(characters).rpartition("\n")[0] + "\n"

@@ -96,16 +96,22 @@ def _of_run(result: dict[str, Any]) -> dict[str, float | None]:
 STUDIES = {
     "methods": Study(
         "Four methods over four distributions of the data", cells.methods,
-        (*(Pair(FEDSODA, other) for other in (FEDPETUNING, FEDOT, FEDBIOT, DENSE)), Pair(FEDOT, FEDPETUNING)),
+        (*(Pair(FEDSODA, other) for other in (FEDPETUNING, FEDOT, FEDBIOT, DENSE)),
+         Pair(FEDOT, FEDPETUNING)),
     ),
     "ablation": Study(
         "Alignment before the first round and after", cells.ablation,
-        (*(Pair(one, "none") for one in ("pre", "realign", "both")), Pair("both", "pre"), Pair("both", "realign")),
+        (*(Pair(one, "none") for one in ("pre", "realign", "both")), Pair("both", "pre"),
+         Pair("both", "realign")),
     ),
     "combinations": Study(
         "Layers of a group, groups, and the interval of alignment", cells.combinations,
-        (Pair("(n, p) = (2, 1)", "(n, p) = (1, 2)"), Pair("r = 2", "r = 5"), Pair("r = 10", "r = 5")),
+        (Pair("(n, p) = (2, 1)", "(n, p) = (1, 2)"), Pair("r = 2", "r = 5"),
+         Pair("r = 10", "r = 5")),
     ),
-    "public": Study("Which text the server aligns on", cells.public, (Pair(cells.IN_DOMAIN, cells.OUT_OF_DOMAIN),)),
+    "public": Study(
+        "Which text the server aligns on", cells.public,
+        (Pair(cells.IN_DOMAIN, cells.OUT_OF_DOMAIN),),
+    ),
     "rounds": Study("Loss after every round", cells.rounds, by_round=True),
 }  # fmt: skip

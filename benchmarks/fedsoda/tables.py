@@ -53,7 +53,8 @@ def report(models: Sequence[Model], figures: Sequence[Figure], tokens: int) -> s
     ]
     parts = (
         _printed_part(figures), _model_part(models), _placement_part(models), _wire_part(models),
-        _computation_part(models, tokens), _communication_part(models, tokens), _storage_part(models),
+        _computation_part(models, tokens), _communication_part(models, tokens),
+        _storage_part(models),
     )  # fmt: skip
     return "\n".join([*head, *(line for part in parts for line in (*part, ""))]).rstrip() + "\n"
 

@@ -97,8 +97,9 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=400)
     given = parser.parse_args()
     flat = {
-        "method": "fedspallm", "model": given.model, "num-clients": CLIENTS, "pruning.sparsity": given.sparsity,
-        "data.source": "files", "data.path": given.private, "data.num-samples": given.num_samples,
+        "method": "fedspallm", "model": given.model, "num-clients": CLIENTS,
+        "pruning.sparsity": given.sparsity, "data.source": "files", "data.path": given.private,
+        "data.num-samples": given.num_samples,
     }  # fmt: skip
     settings = parse(flat)
     model = open_model(given.model)

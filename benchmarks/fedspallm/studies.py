@@ -139,8 +139,12 @@ def domains(bench: Bench, rows: Rows) -> None:
             }
             settings = parse({**bench.common, **varied, "data.path": path})
             clients = Clients(settings, bench.stream, Path(scratch) / "layers")
-            owners = {file.stem: [client for client in range(number) if client % len(bench.private) == place]
-                      for place, file in enumerate(bench.private)}  # fmt: skip
+            owners = {
+                file.stem: [
+                    client for client in range(number) if client % len(bench.private) == place
+                ]
+                for place, file in enumerate(bench.private)
+            }
             names = [
                 "dense",
                 *(f"standalone, {name}" for name in owners),
@@ -222,8 +226,9 @@ def _write(rows: Rows, cell: Cell, perplexities: Mapping[str, float], **figures:
 
 def _add_run(bench: Bench, rows: Rows, cell: Cell, varied: Mapping[str, Any]) -> None:
     flat = {
-        **bench.common, **varied, "num-clients": CLIENTS, "data.num-samples": SAMPLES, "seed": cell["seed"],
-        "pruning.sparsity": cell["sparsity"], "evaluation.local-baseline": False, "evaluation.centralized": "off",
+        **bench.common, **varied, "num-clients": CLIENTS, "data.num-samples": SAMPLES,
+        "seed": cell["seed"], "pruning.sparsity": cell["sparsity"],
+        "evaluation.local-baseline": False, "evaluation.centralized": "off",
     }  # fmt: skip
     known = {text for text in bench.texts if not rows.missing(iter([{**cell, "text": text}]))}
     summary = app.run(flat)
@@ -274,20 +279,21 @@ RUN_FIGURES = ("perplexity", "megabytes_up", "megabytes_down", "work_seconds")
 STUDIES = {
     "tables": Study(
         "FedSpaLLM with 4, 8 and 16 clients (the paper's tables 1 to 3)",
-        ("seed", "sparsity", "clients", "model", "text"), ("perplexity", "sparsity_reached"), tables,
-        (*TABLE_PAIRS, *SIZES), LOOK,
+        ("seed", "sparsity", "clients", "model", "text"), ("perplexity", "sparsity_reached"),
+        tables, (*TABLE_PAIRS, *SIZES), LOOK,
         {f", {number} clients": f"{number} clients" for number in FEDERATIONS}, ("0.7", "0.8"),
     ),
     "domains": Study(
-        "Clients of one domain each", ("seed", "sparsity", "model", "text"), ("perplexity",), domains,
-        tuple(Pair("FedSpaLLM", other) for other in DOMAINS), LOOK,
+        "Clients of one domain each", ("seed", "sparsity", "model", "text"), ("perplexity",),
+        domains, tuple(Pair("FedSpaLLM", other) for other in DOMAINS), LOOK,
     ),
     "sampling": Study(
-        "Fraction of the layers that are sampled", ("seed", "sparsity", "layers", "text"), RUN_FIGURES, sampling,
-        tuple(Pair(f"{share:.0%}", "100%") for share in SHARES[:-1]), LOOK,
+        "Fraction of the layers that are sampled", ("seed", "sparsity", "layers", "text"),
+        RUN_FIGURES, sampling, tuple(Pair(f"{share:.0%}", "100%") for share in SHARES[:-1]), LOOK,
     ),
     "rounds": Study(
         "Rounds and sparsity schedules", ("seed", "sparsity", "plan", "text"), RUN_FIGURES, rounds,
-        tuple(Pair(f"{number} rounds, {schedule}", "1 round") for number, schedule in PLANS[1:]), LOOK,
+        tuple(Pair(f"{number} rounds, {schedule}", "1 round") for number, schedule in PLANS[1:]),
+        LOOK,
     ),
 }  # fmt: skip

@@ -39,8 +39,9 @@ def write_report(rows: Rows, path: Path) -> None:
         (
             f"Cumulative regret, mean ± sample standard deviation over {seeds} seeds; noise of"
             f" {rows.conditions['noise']:g} in the bandit's reward; in brackets relative to"
-            " uniformly random arms. S-UCB's rows say lambda, delta, xi; cells are those on the first"
-            f" surface at the end. [Figures](./{path.name}.csv), [conditions](./{path.name}.json)."
+            " uniformly random arms. S-UCB's rows say lambda, delta, xi; cells are those on the"
+            " first surface at the"
+            f" end. [Figures](./{path.name}.csv), [conditions](./{path.name}.json)."
         ),
         "",
     ]

@@ -72,8 +72,8 @@ FedSpine chooses its ranks; 8 is the highest here.
 TITLE = "What a step costs a device"
 CONDITIONS = ("shape", "batch", "tokens", "steps", "repeats", "threads")
 COLUMNS = {
-    "trained, M": ("trained", 1e-6, 2), "a step, s": ("seconds", 1, 2), "peak memory, MiB": ("peak_mib", 1, 0),
-    "a round one way, MiB": ("sent_mib", 1, 2),
+    "trained, M": ("trained", 1e-6, 2), "a step, s": ("seconds", 1, 2),
+    "peak memory, MiB": ("peak_mib", 1, 0), "a round one way, MiB": ("sent_mib", 1, 2),
 }  # fmt: skip
 """Figure, factor and number of decimals, by heading."""
 PASS = (("seconds", 3), ("peak_mib", 0))

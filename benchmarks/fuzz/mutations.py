@@ -5,16 +5,18 @@ from random import Random
 from typing import Any
 
 WORDS = (
-    "", " ", "a", "demo", "all", "none", "0", "-1", "1e999", "nan", "inf,1", "1,2,4", "2:4", "0:0", "9:4", "a=b=c", "=", ",",
-    ",,", "attn.q", "attn.q,mlp.up", "attn.q=4", "0.attn.q=16", "0-9", "9-0", "0-9999,1", "documentation,code", "name=path",
-    "own-text=x", "{client}", "{client}/{client}.txt", "{0}", "%s", "../..", "~", "~nobody-of-this-name/x",
-    "/", "/dev/null", "\x00",
-    "a\x00b", "a\nb", "\x1b[2J\x1b[1;1H", "\u202eabc", "\u2066", "\ufeff", "e\u0301\u0334\u0334\u0334", "äöü", "１,２", "٣",
-    "\ud800", "x" * 70, "x" * 300, "x" * 5000, "/" + "x/" * 3000, "x" * 70_000, "9" * 5000,
+    "", " ", "a", "demo", "all", "none", "0", "-1", "1e999", "nan", "inf,1", "1,2,4", "2:4", "0:0",
+    "9:4", "a=b=c", "=", ",", ",,", "attn.q", "attn.q,mlp.up", "attn.q=4", "0.attn.q=16", "0-9",
+    "9-0", "0-9999,1", "documentation,code", "name=path", "own-text=x", "{client}",
+    "{client}/{client}.txt", "{0}", "%s", "../..", "~", "~nobody-of-this-name/x", "/", "/dev/null",
+    "\x00", "a\x00b", "a\nb", "\x1b[2J\x1b[1;1H", "\u202eabc", "\u2066", "\ufeff",
+    "e\u0301\u0334\u0334\u0334", "äöü", "１,２", "٣", "\ud800", "x" * 70, "x" * 300, "x" * 5000,
+    "/" + "x/" * 3000, "x" * 70_000, "9" * 5000,
 )  # fmt: skip
 NUMBERS: tuple[int | float, ...] = (
-    0, 1, -1, 2, 3, 7, 8, 64, 255, 256, 1000, 2**31, 2**32, 2**53, 2**62, 2**63 - 1, -(2**63), 0.0, -0.0, 0.5, 1.0, 0.1, 1e-300,
-    1e-9, 1e9, 1e38, 1e308, -1e308, float("inf"), float("-inf"), float("nan"),
+    0, 1, -1, 2, 3, 7, 8, 64, 255, 256, 1000, 2**31, 2**32, 2**53, 2**62, 2**63 - 1, -(2**63), 0.0,
+    -0.0, 0.5, 1.0, 0.1, 1e-300, 1e-9, 1e9, 1e38, 1e308, -1e308, float("inf"), float("-inf"),
+    float("nan"),
 )  # fmt: skip
 
 

@@ -6,10 +6,10 @@
 
 For each kind of reply an attacker, who knows the model, the settings and all candidate texts, tells
 samples that a client used from samples that nobody used, and the used one of two data sets. It sees
-each reply, or only the mean of several replies, as with secure sums. If opacus is installed, private
-sums of pooled pruning are attacked with several epsilons, and adapters are also trained by DP-SGD.
-In adapters it also looks for canaries. Without ``--text`` the text is the source code of Python's
-standard library.
+each reply, or only the mean of several replies, as with secure sums. If opacus is installed,
+private sums of pooled pruning are attacked with several epsilons, and adapters are also trained by
+DP-SGD. In adapters it also looks for canaries. Without ``--text`` the text is the source code of
+Python's standard library.
 
 Results go to ``docs/studies/leakage-<model>.csv`` row by row, so an interrupted measurement
 continues, and finally to a page next to it.
@@ -125,7 +125,7 @@ class Measurement:
         yield self.key(kind, _sum_of(together), epsilon), _figures(attack.summed(together))
 
     def _private_sums(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """Yield the rows of sums over normalised records, without noise and with that of the app."""
+        """Yield rows of sums over normalised records, without noise and with that of the app."""
         attack = PrivateSumsAttack(self.sets, self.computing)
         yield from self._both(PRIVATE_SUMS, attack.exact, "infinity")
         for epsilon in epsilons():

@@ -35,7 +35,7 @@ def canaries(number: int, seed: int) -> list[str]:
 
 
 def insert(folder: Path, client: int, canary: str, times: int) -> None:
-    """Add a canary to a client's text, in a passage of its own: ``times`` copies of the sentence."""
+    """Add a canary to a client's text in a passage of its own: ``times`` copies of the sentence."""
     path = folder / f"{client}.jsonl"
     passage = " ".join([canary] * times)
     # A passage is held out or not by its hash; a number in front makes it another passage.

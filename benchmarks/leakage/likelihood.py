@@ -2,11 +2,11 @@
 
 A reply is taken as the mean of n vectors, one per sample, drawn from a population with mean m and
 covariance S. If a known sample x is among them, the reply is closer to it. The logarithm of the
-likelihood ratio is, up to terms that do not depend on the reply, ``(r - m)' S^-1 (x - m)`` (Sankararaman
-et al. 2009, *Genomic privacy and limits of individual detection in a pool*, for independent
-numbers). Here it is divided by the norm of ``x - m``, so that scores of different samples have one
-scale. The attacker estimates m and S from reference text. S is regularised towards the variances
-alone, since there are fewer references than numbers.
+likelihood ratio is, up to terms that do not depend on the reply, ``(r - m)' S^-1 (x - m)``
+(Sankararaman et al. 2009, *Genomic privacy and limits of individual detection in a pool*, for
+independent numbers). Here it is divided by the norm of ``x - m``, so that scores of different
+samples have one scale. The attacker estimates m and S from reference text. S is regularised towards
+the variances alone, since there are fewer references than numbers.
 
 For replies that are no means, such as masks, the test is a heuristic, and the result a lower bound.
 """

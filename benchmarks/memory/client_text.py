@@ -1,6 +1,7 @@
 """Cost of a client's calibration samples from one large text file that clients share.
 
-    python -m benchmarks.memory.client_text [--megabytes 1000] [--clients 8] [--model demo] [--plain]
+    python -m benchmarks.memory.client_text [--megabytes 1000] [--clients 8] [--model demo]
+    [--plain]
 
 The figures are seconds, memory and bytes read. The text is made on disk from seeded random words;
 all passages differ. Three processes follow: the first client draws its samples, which reads the

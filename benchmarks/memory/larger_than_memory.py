@@ -1,10 +1,10 @@
 """Memory and time of a client that prunes a model which does not fit in memory.
 
-    python -m benchmarks.memory.larger_than_memory [--shape 1.1b] [--samples 8] [--tokens 256] [--dtype
-    float32] [--device cpu]
+    python -m benchmarks.memory.larger_than_memory [--shape 1.1b] [--samples 8] [--tokens 256]
+    [--dtype float32] [--device cpu]
     python -m benchmarks.memory.larger_than_memory --shape 7b --dtype bfloat16 --reference off
-    python -m benchmarks.memory.larger_than_memory --model DIRECTORY --tokens 2048 --activations disk
-    --evaluate
+    python -m benchmarks.memory.larger_than_memory --model DIRECTORY --tokens 2048
+    --activations disk --evaluate
 
 Without ``--model`` a LLaMA of random weights is made first (bf16, sharded, in a temporary
 directory; ``random_llama`` has the shapes). The client's local job runs in a new process, which

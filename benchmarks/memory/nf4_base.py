@@ -1,7 +1,7 @@
 """Savings and costs of a base model in NF4: one client's LoRA training over four bases.
 
-    python -m benchmarks.memory.nf4_base --text FILE [--model DIRECTORY] [--steps 40] [--batch-size 8]
-    [--sequence-length 256]
+    python -m benchmarks.memory.nf4_base --text FILE [--model DIRECTORY] [--steps 40]
+    [--batch-size 8] [--sequence-length 256]
 
 Without ``--model`` a LLaMA of 300 million random weights is made first (bf16, 0.6 GB in a temporary
 directory). Each base is measured in a new process per seed. It loads the model, trains, and
@@ -64,8 +64,8 @@ BASES = {
 """``training.base`` and ``dtype`` by name."""
 KEYS = ("seed", "base")
 FIGURES = (
-    "first_load_seconds", "second_load_seconds", "step_seconds", "interpreter_mib", "peak_mib", "gpu_mib", "loss_before",
-    "loss_after",
+    "first_load_seconds", "second_load_seconds", "step_seconds", "interpreter_mib", "peak_mib",
+    "gpu_mib", "loss_before", "loss_after",
 )  # fmt: skip
 MEASURED_WITH = (
     "steps",
@@ -329,10 +329,12 @@ def study(given: argparse.Namespace) -> None:
     if given.steps < 2:
         raise InputError(f"--steps {given.steps}: the first is not timed; give at least 2")
     common = {
-        "method": "fedpetuning", "model": given.model, "threads": given.threads, "device": given.device,
-        "data.source": "files", "data.path": str(given.text), "data.sequence-length": given.sequence_length,
-        "evaluation.max-samples": given.held_out_samples, "lora.rank": given.rank, "lora.targets": given.targets,
-        "training.steps": given.steps, "training.batch-size": given.batch_size, "training.learning-rate": given.learning_rate,
+        "method": "fedpetuning", "model": given.model, "threads": given.threads,
+        "device": given.device, "data.source": "files", "data.path": str(given.text),
+        "data.sequence-length": given.sequence_length,
+        "evaluation.max-samples": given.held_out_samples, "lora.rank": given.rank,
+        "lora.targets": given.targets, "training.steps": given.steps,
+        "training.batch-size": given.batch_size, "training.learning-rate": given.learning_rate,
     }  # fmt: skip
     settings = parse(common)
     model = open_model(given.model)

@@ -19,23 +19,27 @@ from espalier.settings.tables.lora import LoraSettings
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-7b": {
-        "model_type": "llama", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 2048, "attention_bias": False,
-        "mlp_bias": False, "tie_word_embeddings": False,
+        "model_type": "llama", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
+        "max_position_embeddings": 2048, "attention_bias": False, "mlp_bias": False,
+        "tie_word_embeddings": False,
     },
     "llama3-8b": {
-        "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192, "attention_bias": False,
+        "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096,
+        "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "max_position_embeddings": 8192, "attention_bias": False,
         "mlp_bias": False, "tie_word_embeddings": False,
     },
     "qwen2-7b": {
-        "model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
-        "num_attention_heads": 28, "num_key_value_heads": 4, "max_position_embeddings": 131072, "tie_word_embeddings": False,
+        "model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584,
+        "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
+        "num_key_value_heads": 4, "max_position_embeddings": 131072, "tie_word_embeddings": False,
     },
     "mistral-7b": {
-        "model_type": "mistral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
-        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 32768,
-        "sliding_window": 4096, "tie_word_embeddings": False,
+        "model_type": "mistral", "vocab_size": 32000, "hidden_size": 4096,
+        "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "max_position_embeddings": 32768, "sliding_window": 4096,
+        "tie_word_embeddings": False,
     },
 }  # fmt: skip
 """Entries of ``config.json`` that determine sizes, by name; Mistral is version 0.1."""

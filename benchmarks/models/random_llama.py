@@ -40,9 +40,10 @@ SHAPES = {
 def save_model(folder: Path, shape: Shape) -> None:
     """Write a model; all blocks have the same weights, which saves the time to draw them."""
     config = LlamaConfig(
-        hidden_size=shape.hidden, intermediate_size=shape.feed_forward, num_hidden_layers=shape.blocks,
-        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, vocab_size=VOCABULARY,
-        max_position_embeddings=2048, tie_word_embeddings=False,
+        hidden_size=shape.hidden, intermediate_size=shape.feed_forward,
+        num_hidden_layers=shape.blocks, num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads, vocab_size=VOCABULARY, max_position_embeddings=2048,
+        tie_word_embeddings=False,
     )  # fmt: skip
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(folder)

@@ -29,7 +29,8 @@ def save_model(folder: Path, shape: Shape) -> None:
     """Write an encoder with random weights from a fixed seed."""
     config = RobertaConfig(
         vocab_size=shape.vocabulary, hidden_size=shape.hidden, intermediate_size=shape.feed_forward,
-        num_hidden_layers=shape.blocks, num_attention_heads=shape.heads, max_position_embeddings=514,
+        num_hidden_layers=shape.blocks, num_attention_heads=shape.heads,
+        max_position_embeddings=514,
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)

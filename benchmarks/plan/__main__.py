@@ -36,14 +36,15 @@ The limit is ``computing.LARGE_BYTES``.
 """
 KEYS = ("model", "method")
 FIGURES = (
-    "down_planned", "down_measured", "up_planned", "up_measured", "client_planned", "client_measured", "server_planned",
-    "server_measured", "client_libraries", "server_libraries", "disk_planned", "disk_measured", "seconds_planned",
-    "seconds_measured",
+    "down_planned", "down_measured", "up_planned", "up_measured", "client_planned",
+    "client_measured", "server_planned", "server_measured", "client_libraries", "server_libraries",
+    "disk_planned", "disk_measured", "seconds_planned", "seconds_measured",
 )  # fmt: skip
 TOKENS = 128
 COMMON = {
-    "num-clients": 2, "threads": 1, "evaluation.max-samples": 4, "evaluation.sequence-length": TOKENS,
-    "data.sequence-length": TOKENS, "data.source": "files", "evaluation.centralized": "off",
+    "num-clients": 2, "threads": 1, "evaluation.max-samples": 4,
+    "evaluation.sequence-length": TOKENS, "data.sequence-length": TOKENS, "data.source": "files",
+    "evaluation.centralized": "off",
 }  # fmt: skip
 PRUNING = {"data.num-samples": 4}
 TUNING = {"federation.rounds": 2, "training.steps": 2, "training.batch-size": 2}
@@ -174,8 +175,9 @@ def table(rows: list[dict[str, str]]) -> list[str]:
     ]
     for row in rows:
         cells = [
-            cell(row, "down", 1e3, "kB"), cell(row, "up", 1e3, "kB"), cell(row, "client", 1e6, "MB"),
-            cell(row, "server", 1e6, "MB"), cell(row, "disk", 1e6, "MB", 1), cell(row, "seconds", 1, "s", 1),
+            cell(row, "down", 1e3, "kB"), cell(row, "up", 1e3, "kB"),
+            cell(row, "client", 1e6, "MB"), cell(row, "server", 1e6, "MB"),
+            cell(row, "disk", 1e6, "MB", 1), cell(row, "seconds", 1, "s", 1),
         ]  # fmt: skip
         lines.append(f"| {row['model']} | {row['method']} | {' | '.join(cells)} |")
     return lines
@@ -183,9 +185,12 @@ def table(rows: list[dict[str, str]]) -> list[str]:
 
 HEAD = """# Estimated and measured costs
 
-Estimated / measured (ratio) of small runs with two clients; `python -m benchmarks.plan` repeats them. Bytes are totals of all
-clients. Peaks are resident memory of a separate process, including libraries. The run directory has its size after the run.
-Seconds are processor time of one client's training messages, estimated from the speed of matrix products that was measured on
+Estimated / measured (ratio) of small runs with two clients; `python -m benchmarks.plan` repeats \
+them. Bytes are totals of all
+clients. Peaks are resident memory of a separate process, including libraries. \
+The run directory has its size after the run.
+Seconds are processor time of one client's training messages, \
+estimated from the speed of matrix products that was measured on
 the same machine just before.
 """
 

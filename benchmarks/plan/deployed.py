@@ -103,9 +103,12 @@ def again(rows: Rows, model: str) -> None:
 
 HEAD = """# Estimated and measured memory of Flower's processes
 
-Runs of a LLaMA with 211 million random weights on a SuperLink and real nodes; `python -m benchmarks.plan.deployed` repeats
-them. The values are peaks of resident memory, for SuperNodes the largest. The estimate interpolates between these runs, so its
-agreement with them says little. Peaks depend on which messages are on their way at the same time: in two runs of FedSpaLLM with
+Runs of a LLaMA with 211 million random weights on a SuperLink and real nodes; \
+`python -m benchmarks.plan.deployed` repeats
+them. The values are peaks of resident memory, for SuperNodes the largest. \
+The estimate interpolates between these runs, so its
+agreement with them says little. \
+Peaks depend on which messages are on their way at the same time: in two runs of FedSpaLLM with
 an earlier Flower, a SuperNode used 348 and 409 MB.
 
 | method | clients | process | largest message | estimated / measured |

@@ -30,9 +30,12 @@ IMPORTS = {
     "pruning client": f"import client_app.methods.pruning.fedprllm\n{COMPILE}",
     "tuning client": "import peft, client_app.methods.tuning.fedpetuning",
     "nf4 client": "import peft, bitsandbytes, client_app.methods.tuning.fedpetuning",
-    "server": "import server_app.app, strategies.pruning.slicegpt, server_app.artifacts.structured_model",
+    "server": (
+        "import server_app.app, strategies.pruning.slicegpt, server_app.artifacts.structured_model"
+    ),
     "pruning server": (
-        f"import server_app.app, strategies.pruning.fedprllm, server_app.artifacts.pruned_model\n{COMPILE}"
+        "import server_app.app, strategies.pruning.fedprllm, server_app.artifacts.pruned_model"
+        f"\n{COMPILE}"
     ),
     "tuning server": (
         "import peft, server_app.app, strategies.tuning.fedpetuning, server_app.artifacts.adapters"

@@ -23,7 +23,9 @@ def main() -> None:
         "down_planned": total.down, "up_planned": total.up, "client_planned": plan.client.peak,
         "server_planned": plan.server.peak, "client_libraries": plan.client.libraries,
         "server_libraries": plan.server.libraries,
-        "disk_planned": sum(size for name, size in plan.server_disk.items() if name != "replies of a round"),
+        "disk_planned": sum(
+            size for name, size in plan.server_disk.items() if name != "replies of a round"
+        ),
         "seconds_planned": rounds * speed.seconds(plan.work.operations()),
     }  # fmt: skip
     print(json.dumps(found))

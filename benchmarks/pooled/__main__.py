@@ -104,9 +104,9 @@ def _exact(given: argparse.Namespace) -> None:
         "# Masks of pooled pruning, bit by bit",
         "",
         f"Model `{model.directory.name}`, {len(clients)} clients with {given.samples} samples of"
-        f" {given.sequence_length} tokens each, 50% or 2:4. Masks from sums in fixed point, compared"
-        " with masks from float64 sums of plain transformers' hooks: over the same batches, and with"
-        " samples one by one (the forward pass rounds differently there).",
+        f" {given.sequence_length} tokens each, 50% or 2:4. Masks from sums in fixed point,"
+        " compared with masks from float64 sums of plain transformers' hooks: over the same"
+        " batches, and with samples one by one (the forward pass rounds differently there).",
         "",
         *lines,
         "",

@@ -26,7 +26,8 @@ METHODS: dict[str, dict[str, Any]] = {
     ONE_PASS: {"method": "pooled-pruning"},
     BLOCKS: {"method": "pooled-pruning", "pruning.strategy": "iterative"},
     "pooled, equal clients, block by block": {
-        "method": "pooled-pruning", "pruning.strategy": "iterative", "pooled-pruning.weighting": "equal",
+        "method": "pooled-pruning", "pruning.strategy": "iterative",
+        "pooled-pruning.weighting": "equal",
     },
     "pooled RIA, block by block": {
         "method": "pooled-pruning", "pruning.strategy": "iterative", "pruning.metric": "ria",

@@ -109,12 +109,12 @@ def write_table(rows: Rows, conditions: Mapping[str, Any], path: Path) -> None:
         f"# {TITLE}",
         "",
         (
-            f"Perplexity, mean ± sample standard deviation over {len(seeds)} seeds; lower is better."
-            f" Model `{conditions['model']['name']}`, {conditions['model']['weights']:,} prunable"
-            f" weights; {len(conditions['records'])} clients with {records} records. A record is one"
-            f" passage, of which a run uses at most {conditions['sequence_length']} tokens. Delta is"
-            f" {conditions['delta']:g}.{tuning} Infinity: the usual run without differential"
-            f" privacy. [Figures](./{path.name}.csv),"
+            f"Perplexity, mean ± sample standard deviation over {len(seeds)} seeds; lower is"
+            f" better. Model `{conditions['model']['name']}`, {conditions['model']['weights']:,}"
+            f" prunable weights; {len(conditions['records'])} clients with {records} records. A"
+            f" record is one passage, of which a run uses at most {conditions['sequence_length']}"
+            f" tokens. Delta is {conditions['delta']:g}.{tuning} Infinity: the usual run without"
+            f" differential privacy. [Figures](./{path.name}.csv),"
             f" [conditions](./{path.name}.json)."
         ),
         "",

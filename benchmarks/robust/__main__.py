@@ -4,11 +4,11 @@
     python -m benchmarks.robust --model DIRECTORY --path FILE --text NAME=FILE --method fedpetuning
 
 Of eight clients, none to three send poison in every round: sign-flipped, scaled or random tensors,
-sums and scores, inverted or random votes, votes of ones. Each attack runs with each aggregation rule that the method
-has. Without ``--path``, the clients' text and the evaluation text are built in: the source code of
-Python's standard library for tuning, and Python's documentation for pruning. Results go to
-``docs/studies/robust-<name>.csv`` row by row, so an interrupted study continues, and finally to a
-page next to it.
+sums and scores, inverted or random votes, votes of ones. Each attack runs with each aggregation
+rule that the method has. Without ``--path``, the clients' text and the evaluation text are built
+in: the source code of Python's standard library for tuning, and Python's documentation for pruning.
+Results go to ``docs/studies/robust-<name>.csv`` row by row, so an interrupted study continues, and
+finally to a page next to it.
 """
 
 import argparse
@@ -96,7 +96,7 @@ def _work(given: argparse.Namespace) -> None:
     }
     path = given.out / f"robust-{model.directory.name}"
     rows = Rows(path.with_suffix(".csv"), KEYS, FIGURES, conditions)
-    # Numbers of bad clients come last in the order, so that a study that stops early has all methods.
+    # Numbers of bad clients come last in the order, so that a study cut short has all methods.
     for seed in given.seeds:
         for bad in sorted(set(given.bad)):
             for method in methods:

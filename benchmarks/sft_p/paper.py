@@ -6,7 +6,7 @@ MODELS = {
     "Qwen2-7B-Instruct": "qwen2-7b",
     "LLaMA3.1-8B": "llama3-8b",
 }
-"""Known shape (``benchmarks.models.published_models``) by the paper's name; LLaMA 2 has LLaMA's matrices."""
+"""Shape in ``models.published_models`` by the paper's name; LLaMA 2 has LLaMA's matrices."""
 SHARES = (0.2, 0.5)
 WIDTH = 32
 RANK = 8

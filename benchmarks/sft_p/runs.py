@@ -9,8 +9,8 @@ SHARES = (0.2, 0.5)
 KEYS = ("seed", "sparsity", "model", "text")
 DENSE = "dense"
 TRAINED = {
-    "training.batch-size": 2, "training.learning-rate": 2e-3, "lora.targets": "all", "data.sequence-length": 128,
-    "federation.rounds": 10, "training.steps": 20,
+    "training.batch-size": 2, "training.learning-rate": 2e-3, "lora.targets": "all",
+    "data.sequence-length": 128, "federation.rounds": 10, "training.steps": 20,
 }  # fmt: skip
 """Settings that SFT-P and the tuning of all other methods share."""
 MASKS = {"method": "sft-p", "sft-p.learning-rate": 3e-3, "evaluation.local-baseline": True}

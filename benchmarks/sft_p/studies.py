@@ -284,17 +284,20 @@ STUDIES = {
     "variants": Study(
         "SFT-P: variants, mixed budgets, and one smaller model for all", KEYS, FIGURES,
         variants,
-        tuple(_pairs()), LOOK, {"": "not tuned afterwards", TUNED: "tuned afterwards"}, headings=DRAWN,
+        tuple(_pairs()), LOOK, {"": "not tuned afterwards", TUNED: "tuned afterwards"},
+        headings=DRAWN,
     ),
     "choices": Study(
         "SFT-P: one choice at a time", KEYS, FIGURES,
         choices,
-        tuple(Pair(name, AS_IT_IS) for name in ONE_AT_A_TIME if name != AS_IT_IS), LOOK, ordered=True, headings=DRAWN,
+        tuple(Pair(name, AS_IT_IS) for name in ONE_AT_A_TIME if name != AS_IT_IS), LOOK,
+        ordered=True, headings=DRAWN,
     ),
     "budgets": Study(
         "SFT-P: uniform and mixed budgets, and a late client", KEYS, (*FIGURES, LATE),
         budgets,
-        (Pair("mixed", UNIFORM), Pair("mixed, the last client late", "mixed")), LOOK, headings=DRAWN,
+        (Pair("mixed", UNIFORM), Pair("mixed, the last client late", "mixed")), LOOK,
+        headings=DRAWN,
     ),
     "conditioning": Study(
         "SFT-P: conditioning with mixed budgets", KEYS, conditioning.FIGURES,

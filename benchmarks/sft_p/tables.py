@@ -122,29 +122,31 @@ def report() -> str:
         "# SFT-P: costs, and figures of the paper",
         "",
         "Counted from the models' shapes, without weights: a generator of width "
-        f"{paper.WIDTH} with embeddings and codes of {EMBEDDING}, LoRA of rank {paper.RANK} on {', '.join(paper.TARGETS)}. MiB "
-        "are 2^20 bytes. The paper prints no size and no traffic.",
+        f"{paper.WIDTH} with embeddings and codes of {EMBEDDING}, LoRA of rank {paper.RANK} on "
+        f"{', '.join(paper.TARGETS)}. MiB are 2^20 bytes. The paper prints no size and no traffic.",
         "",
         "## Budget of the blocks",
         "",
-        "T(g) counts weights of the blocks' matrices. Embeddings, head and norms always stay, so a fraction of the whole "
-        "model removes more of the blocks.",
+        "T(g) counts weights of the blocks' matrices. Embeddings, head and norms always stay, so a "
+        "fraction of the whole model removes more of the blocks.",
         "",
-        *_table(("model", "parameters", "in the blocks' matrices", "pruned", "maximum T(g)", "remaining fraction of the blocks",
-                 "the same for all parameters"), _budgets()),
+        *_table(("model", "parameters", "in the blocks' matrices", "pruned", "maximum T(g)",
+                 "remaining fraction of the blocks", "the same for all parameters"), _budgets()),
         "",
         "## What clients and server exchange",
         "",
-        "Generator and LoRA are sent up and down in every round. There is one head for each gate, or "
-        "one for each kind (`shared`).",
+        "Generator and LoRA are sent up and down in every round. There is one head for each gate, "
+        "or one for each kind (`shared`).",
         "",
-        *_table(("model", "heads", "generator", "LoRA", *(f"one way, {wire_dtype}, MiB" for wire_dtype in get_args(WireDtype)),
+        *_table(("model", "heads", "generator", "LoRA",
+                 *(f"one way, {wire_dtype}, MiB" for wire_dtype in get_args(WireDtype)),
                  "without LoRA, float32, MiB"), _shared()),
         "",
         "## What stays at a client",
         "",
-        f"Its embedding ({EMBEDDING} numbers, {FLOAT32 * EMBEDDING} bytes), the two moments of AdamW "
-        f"({FLOAT32 * MOMENTS * EMBEDDING} bytes), and one bit for each residual dimension of its masks:",
+        f"Its embedding ({EMBEDDING} numbers, {FLOAT32 * EMBEDDING} bytes), the two moments of "
+        f"AdamW ({FLOAT32 * MOMENTS * EMBEDDING} bytes), and one bit for each residual dimension "
+        "of its masks:",
         "",
         *_table(("model", "residual dimensions", "bytes of masks"), _masks()),
         "",
@@ -156,7 +158,8 @@ def report() -> str:
 ),
         "",
         *_table(("table", "row", "figure", "printed", "counted", "why"), (
-            (one.table, one.row, one.quantity, one.printed, f"{one.computed:.2f}", one.why) for one in missed
+            (one.table, one.row, one.quantity, one.printed, f"{one.computed:.2f}", one.why)
+            for one in missed
         )),
         "",
     ]  # fmt: skip

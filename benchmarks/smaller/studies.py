@@ -42,7 +42,8 @@ METHODS: dict[str, dict[str, Any]] = {
 SPARSE = ("FedPrLLM", "FedSpaLLM")
 TUNING = {
     "method": "fedpetuning", "federation.rounds": 2, "training.steps": 15, "training.batch-size": 4,
-    "training.learning-rate": 2e-3, "lora.targets": "all", "lora.merge": True, "data.sequence-length": 128,
+    "training.learning-rate": 2e-3, "lora.targets": "all", "lora.merge": True,
+    "data.sequence-length": 128,
 }  # fmt: skip
 DENSE = "dense"
 TUNED = ", tuned"
@@ -206,5 +207,7 @@ STUDIES = {
         tuple(_pairs()),
         variants={"": "before tuning", TUNED: "after tuning"},
     ),
-    "latency": Study("Time of smaller and sparser models", KEYS, ("prefill_ms", "token_ms"), latency),
+    "latency": Study(
+        "Time of smaller and sparser models", KEYS, ("prefill_ms", "token_ms"), latency,
+    ),
 }  # fmt: skip

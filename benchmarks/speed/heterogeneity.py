@@ -65,8 +65,8 @@ def main() -> None:
         save_model(folder / "model", SHAPES[given.shape])
         words = [
             "fedspallm", f"model={folder / 'model'}", f"num-clients={len(CAPABILITIES)}",
-        f"data.num-samples={given.num_samples}",
-            f"data.sequence-length={given.tokens}", "evaluation.max-samples=2", "evaluation.sequence-length=64", "threads=1",
+            f"data.num-samples={given.num_samples}", f"data.sequence-length={given.tokens}",
+            "evaluation.max-samples=2", "evaluation.sequence-length=64", "threads=1",
             "evaluation.local-baseline=false",
         ]  # fmt: skip
         own = f'model-path="{folder / "model"}"'
@@ -91,8 +91,8 @@ def main() -> None:
         clients = json.loads((run / "summary.json").read_text())["clients"]
     shape = SHAPES[given.shape]
     print(
-        f"{shape.blocks} layers, {given.num_samples} samples of {given.tokens} tokens, sparsity 50%,"
-        " bf16\n"
+        f"{shape.blocks} layers, {given.num_samples} samples of {given.tokens} tokens,"
+        " sparsity 50%, bf16\n"
     )
     print(
         "| capability | layers | megabytes up | seconds of work | peak memory of the ClientApp"

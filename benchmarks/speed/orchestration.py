@@ -1,7 +1,7 @@
 """Overhead of Flower, Ray and processes over the work itself.
 
-    python -m benchmarks.speed.orchestration [--method fedprllm] [--clients 4] [--samples 4] [--model
-    DIRECTORY]
+    python -m benchmarks.speed.orchestration [--method fedprllm] [--clients 4] [--samples 4]
+    [--model DIRECTORY]
 
 The same run of iterative pruning (a round per block) or of federated LoRA is done four times, all
 on this machine: in one process, where messages are function calls; as a simulation with ``espalier
@@ -175,8 +175,8 @@ def main() -> None:
     parser.add_argument("--model", default="demo")
     given = parser.parse_args()
     words = [
-        *METHODS[given.method][0], f"num-clients={given.clients}", "evaluation.max-samples=8", f"model={given.model}",
-        "--app", str(ROOT),
+        *METHODS[given.method][0], f"num-clients={given.clients}", "evaluation.max-samples=8",
+        f"model={given.model}", "--app", str(ROOT),
     ]  # fmt: skip
     if given.method == "fedprllm":
         words.insert(0, f"data.num-samples={given.num_samples}")

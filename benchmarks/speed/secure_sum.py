@@ -196,7 +196,7 @@ class Measured:
         return totals
 
     def confirmed(self) -> None:
-        """Let all clients confirm the list of the sum, and the first one check all confirmations."""
+        """Let all clients confirm the list of the sum, and the first check all confirmations."""
         tags: dict[int, str] = {}
         for client in self.clients:
             party = self.parties[client]

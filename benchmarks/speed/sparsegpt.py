@@ -1,7 +1,7 @@
 """Speed of SparseGPT relative to its matrix products and the published loop, as Markdown.
 
-    python benchmarks/speed/sparsegpt.py [--rows 4096] [--columns 4096] [--sparsity 0.5] [--threads 2]
-    [--times 3]
+    python benchmarks/speed/sparsegpt.py [--rows 4096] [--columns 4096] [--sparsity 0.5]
+    [--threads 2] [--times 3]
 
 All measurements are in one run on one matrix, each the best of several repetitions after the
 kernels were compiled. The plain code is the published one: three steps to the factor; a threshold

@@ -1,7 +1,7 @@
 """Size, memory and time of smaller models: 20% and 50% of the blocks' parameters removed.
 
-    python -m benchmarks.speed.structured [--shape 0.1b] [--prompt 128] [--new 16] [--repeats 3] [--dtype
-    float32] [--device cpu]
+    python -m benchmarks.speed.structured [--shape 0.1b] [--prompt 128] [--new 16] [--repeats 3]
+    [--dtype float32] [--device cpu]
 
 A LLaMA of random weights is made first (bf16, a shard per block, in a temporary directory). The
 removed groups are drawn at random, in each block separately (``even``: all blocks keep the same

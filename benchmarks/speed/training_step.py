@@ -4,9 +4,9 @@
         [--base bfloat16] [--ways plain compiled eager]
 
 ``plain`` is a step with the default settings, ``compiled`` one with ``training.compile``, ``eager``
-one with ``attention=eager``. LoRA on all linear layers, batches of 4 random sequences. The ways take
-turns of ``--steps`` steps, after a first step of each that is not counted; the first compiled step
-contains the compilation and is printed by itself. Losses must agree to 0.1%, with bfloat16 to 1%.
+one with ``attention=eager``. LoRA on all linear layers, batches of 4 random sequences. The ways
+take turns of ``--steps`` steps, after a first step of each that is not counted; the first compiled
+step contains the compilation and is printed alone. Losses must agree to 0.1%, with bfloat16 to 1%.
 """
 
 import argparse
@@ -38,7 +38,7 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 1e-2}
 """Relative difference of losses, by ``training.base``."""
 
 Run = Callable[[int, int], tuple[float, list[float]]]
-"""Function of the number of the first step and the number of steps: seconds per step, and losses."""
+"""Function of the number of the first step and the number of steps: seconds per step, losses."""
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """Masks of a model through real processes: peak memory of each process, and transfer speed.
 
-    python -m benchmarks.speed.wire [--shape 7b|2.1b|1.1b|0.1b] [--clients 2] [--part-mb 256] [--warm]
+    python -m benchmarks.speed.wire [--shape 7b|2.1b|1.1b|0.1b] [--clients 2] [--part-mb 256]
+    [--warm]
 
 A LLaMA of random weights is made on disk (``7b``: 13.5 GB, and the same again for the pruned
 model). A SuperLink and a SuperNode per client run on this machine. Every client prunes the whole
@@ -131,9 +132,11 @@ def measure(folder: Path, given: argparse.Namespace) -> Measured:
     save_model(folder / "model", SHAPES[given.shape])
     sites = [f"site-{number}" for number in range(given.clients)]
     words = [
-        f"model={folder / 'model'}", f"num-clients={given.clients}", f"part-bytes={given.part_mb * 1024 * 1024}",
-        "data.num-samples=1", "data.sequence-length=64", "evaluation.max-samples=2", "evaluation.sequence-length=64",
-        "evaluation.local-baseline=false", f"deadline-seconds={HOURS}", f"pruning.sparsity={SPARSITY}",
+        f"model={folder / 'model'}", f"num-clients={given.clients}",
+        f"part-bytes={given.part_mb * 1024 * 1024}", "data.num-samples=1",
+        "data.sequence-length=64", "evaluation.max-samples=2", "evaluation.sequence-length=64",
+        "evaluation.local-baseline=false", f"deadline-seconds={HOURS}",
+        f"pruning.sparsity={SPARSITY}",
     ]  # fmt: skip
     with federation(
         folder,

@@ -47,7 +47,10 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--ties", default="magnitude", choices=("magnitude", "index", "random", PUBLISHED),
-        help="see fedprllm.ties; published: the rules of the paper's code, random in layers, by index in rows and columns",
+        help=(
+            "see fedprllm.ties; published: the rules of the paper's code, random in layers, by"
+            " index in rows and columns"
+        ),
     )  # fmt: skip
     return parser.parse_args()
 

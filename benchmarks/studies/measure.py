@@ -17,7 +17,7 @@ from espalier.hf.stream.edits import Edits, masked
 from espalier.settings.run import RunSettings, parse
 
 LOCAL_CLIENTS = 8
-"""Maximum number of clients whose local baselines are evaluated; ``local-baseline`` is their mean."""
+"""Maximum number of clients with an evaluated local baseline; ``local-baseline`` is their mean."""
 
 
 @dataclass

@@ -4,8 +4,8 @@
         --public FILE --text NAME=FILE
 
 All methods take 30 steps of each of four clients: five rounds of six steps, or those of ``--set``.
-With ``--equal bytes`` the methods of federated LoRA take as many of these rounds as fit in the bytes
-of FedPETuning's. ``--public`` is the text on which FedSODA's server aligns, and from which
+With ``--equal bytes`` the methods of federated LoRA take as many of these rounds as fit in the
+bytes of FedPETuning's. ``--public`` is the text on which FedSODA's server aligns, and from which
 LLM-Pruner's clients take samples. Runs are kept in ``--work``, so that an interrupted study
 continues there. Results go to ``docs/studies/task-runs-<task>.csv`` row by row, and finally to a
 Markdown table and a plot next to it.

@@ -5,9 +5,10 @@ from typing import Any
 
 Settings = dict[str, Any]
 COMMON: Settings = {
-    "federation.rounds": 5, "training.steps": 6, "training.batch-size": 4, "training.learning-rate": 1e-3,
-    "lora.targets": "all", "task.max-tokens": 128, "task.max-test-tokens": 256,
-    "evaluation.local-baseline": False, "evaluation.centralized": "off", "evaluation.max-samples": 8,
+    "federation.rounds": 5, "training.steps": 6, "training.batch-size": 4,
+    "training.learning-rate": 1e-3, "lora.targets": "all", "task.max-tokens": 128,
+    "task.max-test-tokens": 256, "evaluation.local-baseline": False,
+    "evaluation.centralized": "off", "evaluation.max-samples": 8,
 }  # fmt: skip
 """Settings of every run: 30 steps of every client, with adapters of rank 8 on all matrices."""
 TASKS: dict[str, Settings] = {
@@ -30,8 +31,8 @@ EXACT = {"FFA-LoRA": "ffa", "RoLoRA": "rolora", "FedEx-LoRA": "fedex"}
 FED_SB: Settings = {"method": "fed-sb", "training.learning-rate": 1e-2}
 """Fed-SB with a ten times larger learning rate, because it trains far fewer numbers."""
 LORA = (
-    "FedPETuning", "HetLoRA", *EXACT, "HetLoRA, svd", "raFLoRA", "raFLoRA, zero-pad", "FLoRA", "FLoRA, rank 8",
-    "Fed-SB", "Fed-SB, rank 64",
+    "FedPETuning", "HetLoRA", *EXACT, "HetLoRA, svd", "raFLoRA", "raFLoRA, zero-pad", "FLoRA",
+    "FLoRA, rank 8", "Fed-SB", "Fed-SB, rank 64",
 )  # fmt: skip
 """Arms of federated LoRA, which ``--equal bytes`` compares."""
 
@@ -113,14 +114,16 @@ ARMS: dict[str, Arm] = {
     "LLM-Pruner, FedPETuning, 20%": Arm({"method": "fedpetuning"}, _fixed("llm-pruner", 0.2)),
     "FedOT": Arm({
         **SODA, "fedsoda.first-layers": 1, "fedsoda.adapter-layers": 2, "fedsoda.drop": "uniform",
-        "fedsoda.uniform-rounding": "down", "fedsoda.emulator": "stored", "fedsoda.realign-every": 0,
-        "fedsoda.pre-align-steps": 0,
+        "fedsoda.uniform-rounding": "down", "fedsoda.emulator": "stored",
+        "fedsoda.realign-every": 0, "fedsoda.pre-align-steps": 0,
     }),
     "FedBiOT": Arm({
         **SODA, "fedsoda.drop": "uniform", "fedsoda.uniform-rounding": "down",
         "fedsoda.emulator": "stored", "fedsoda.realign-every": 1, "training.proximal": 0.01,
     }),
-    "FedSODA, never aligned": Arm({**SODA, "fedsoda.pre-align-steps": 0, "fedsoda.realign-every": 0}),
+    "FedSODA, never aligned": Arm({
+        **SODA, "fedsoda.pre-align-steps": 0, "fedsoda.realign-every": 0,
+    }),
     "FedSODA, aligned before": Arm({**SODA, "fedsoda.realign-every": 0}),
     "FedSODA, aligned between": Arm({**SODA, "fedsoda.pre-align-steps": 0}),
     "SFT-P, 50%": _personal("sft-p", {"pruning.ratio": 0.5, "sft-p.learning-rate": 3e-3}),

@@ -38,7 +38,7 @@ LINES = (
     (ALONE, "a client alone", ":"),
     ("FedEx-LoRA", "mean of the updates B A (FedEx-LoRA)", "-."),
 )
-"""Arms that are lines, with their labels and styles; nothing averages better than the dense mean."""
+"""Arms that are lines, with labels and styles; nothing averages better than the dense mean."""
 PAIRS = (
     *(Pair(name, BASE) for name in ("a client alone", "HetLoRA", "FedSODA", "FedOT", "FedBiOT")),
     *(Pair(name, BASE) for name in LORA if name not in (BASE, "HetLoRA")),

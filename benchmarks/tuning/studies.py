@@ -163,7 +163,8 @@ def ranks(bench: Bench, rows: Rows) -> None:
         for limits, rank, names in (
             (mixed, max(mixed), {"ranks 2 to 32, zero-pad": Averaging("factors", "norms"),
                                  "ranks 2 to 32, svd": Averaging("updates", "norms")}),
-            (None, RANK, {f"rank {RANK}, factors": Averaging("factors"), f"rank {RANK}, svd": Averaging("updates")}),
+            (None, RANK, {f"rank {RANK}, factors": Averaging("factors"),
+                          f"rank {RANK}, svd": Averaging("updates")}),
         ):  # fmt: skip
             missing = {
                 name: how
@@ -303,20 +304,23 @@ CHANCE = Pair("federated", MAJORITY)
 STUDIES = {
     "dolly": Study(
         "Federated LoRA at Dolly's ten clients", LANGUAGE_MODEL, dolly,
-        (Table("loss", "setting", "test", "loss in nats per token of the answer", joined=False, pairs=AGAINST_OTHERS,
-               axis="items of client, or public items (global)", minus="local-baseline", hidden="dense"),),
+        (Table("loss", "setting", "test", "loss in nats per token of the answer", joined=False,
+               pairs=AGAINST_OTHERS, axis="items of client, or public items (global)",
+               minus="local-baseline", hidden="dense"),),
     ),
     "ranks": Study(
         "Averaging adapters of different ranks", LANGUAGE_MODEL, ranks,
         (
-            Table("loss", "setting", "test", "loss in nats per token of the answer", joined=False, pairs=AVERAGES),
+            Table("loss", "setting", "test", "loss in nats per token of the answer", joined=False,
+                  pairs=AVERAGES),
             Table("error", "setting", "test", "distance from the exact mean, relative"),
             Table("error at clients", "setting", "test", "the same, cut to the clients' ranks"),
         ),
     ),
     "encoder": Study(
         "SST-2 with an encoder, by the evenness of the clients' classes", CLASSIFIER, encoder,
-        (Table("accuracy", "test", "setting", "fraction of the test items that are right", pairs=(*AGAINST_OTHERS, CHANCE),
+        (Table("accuracy", "test", "setting", "fraction of the test items that are right",
+               pairs=(*AGAINST_OTHERS, CHANCE),
                axis="alpha of the Dirichlet distribution (smaller: less even)"),),
     ),
 }  # fmt: skip

@@ -4,9 +4,9 @@ Every reply of this ClientApp is checked before it is sent, and logged.
 
 Covers: all replies of this ClientApp. A reply that does not match the contract of its request
 (other tensors, shapes, dtypes or fields, too many bytes) is replaced by a failure reply that names
-the mismatch. A reply that needs approval waits for it (``approval``). Each reply that leaves is logged
-with time, run, round, kind, tensor names, dtypes, shapes, bytes and SHA-256, in a hash chain. A
-reply that cannot be logged does not leave.
+the mismatch. A reply that needs approval waits for it (``approval``). Each reply that leaves is
+logged with time, run, round, kind, tensor names, dtypes, shapes, bytes and SHA-256, in a hash
+chain. A reply that cannot be logged does not leave.
 
 Does not cover: other programs at the site, Flower's own traffic (node id, heartbeats, process logs
 that the SuperNode keeps locally), and what the permitted tensors themselves reveal (see
@@ -34,8 +34,8 @@ def egress(site: Site, body: MessageBody, waits_until: float) -> RecordDict:
     Raises
     ------
     NotDecidedError
-        There was no decision on the reply until ``waits_until``, on the clock of ``approval``. Flower
-        reports an error to the server, which asks again.
+        There was no decision on the reply until ``waits_until``, on the clock of ``approval``.
+        Flower reports an error to the server, which asks again.
     """
     assert site.request is not None
     try:

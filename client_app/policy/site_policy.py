@@ -4,8 +4,8 @@ It is checked at enrolment, and again before each request is handled.
 
 Covers: a run whose settings exceed the site's limits is refused before anything is opened, with the
 key and both numbers. A run is also refused if it exceeds the maximum number of runs with state at
-the site (``keep-days``), if others could use the site's name in it (``require-site-keys``), or if it
-would exceed the site's privacy budget (``max-epsilon``).
+the site (``keep-days``), if others could use the site's name in it (``require-site-keys``), or if
+it would exceed the site's privacy budget (``max-epsilon``).
 
 Does not cover: the number of requests within the limits, and a node whose owner deletes its state,
 which forgets its runs.

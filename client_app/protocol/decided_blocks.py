@@ -109,7 +109,7 @@ class NextBlock:
         return stream, activations
 
     def _pushed_again(self) -> Edits:
-        """Return the edits of all blocks decided before a round; StateLost until they are pushed."""
+        """Return edits of all blocks decided before a round; StateLost until they are pushed."""
         number = self.request.header.server_round - 1
         try:
             return self.pushed(number)
@@ -134,8 +134,8 @@ def make_own_masks(
         kept = state.load(server_round, "activations")
         if kept is None:
             raise InputError(
-                f"local_baseline: this client kept no hidden states of round {server_round}; run the round"
-                " again"
+                f"local_baseline: this client kept no hidden states of round {server_round}; run"
+                " the round again"
             )
         store = state.blobs(server_round)
         return {"masks": list(map(store.put, masks(_samples(store, kept))))}

@@ -1,10 +1,10 @@
 """Answers of private runs: each draws on the site's privacy budget before work on data begins.
 
 Covers: an answer is computed once with one noise. The same request is answered from the stored
-reply, byte for byte. If the work failed before a reply was stored, it is repeated with new noise and
-no second draw, since nothing left the site. If a stored reply is lost, the request is refused. Noise
-is never made again from a key: the same noise on data that changed in between would reveal the
-difference. The duration of the work does not leave the site as a number.
+reply, byte for byte. If the work failed before a reply was stored, it is repeated with new noise
+and no second draw, since nothing left the site. If a stored reply is lost, the request is refused.
+Noise is never made again from a key: the same noise on data that changed in between would reveal
+the difference. The duration of the work does not leave the site as a number.
 
 Does not cover: the time at which a reply arrives, from which the server can guess how much was
 computed.

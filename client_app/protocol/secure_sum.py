@@ -374,14 +374,14 @@ def _require_enough_noise(site: Site, order: ShareOrder, before: Collection[str]
     if order.threshold < share.least_of_sum or len(order.clients) > share.clients:
         raise InputError(
             f"shares: a sum of {order.threshold} of {len(order.clients)} clients; with"
-            f" privacy.honest-fraction = {fraction:g} it needs {share.least_of_sum} of num-clients ="
-            f" {share.clients}, to have enough noise"
+            f" privacy.honest-fraction = {fraction:g} it needs {share.least_of_sum} of num-clients"
+            f" = {share.clients}, to have enough noise"
         )
     # Sums of different sites could be subtracted from each other.
     if before and (more := sorted(set(order.sites) - set(before))):
         raise InputError(
-            f"shares: {', '.join(more)} was not among the sites that were listed first in this round;"
-            " sums of other sites could be compared to remove shared noise; start a new run"
+            f"shares: {', '.join(more)} was not among the sites that were listed first in this"
+            " round; sums of other sites could be compared to remove shared noise; start a new run"
         )
 
 

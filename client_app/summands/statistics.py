@@ -12,7 +12,7 @@ from pruning_kernels.wide_integers import to_wide
 
 
 def of_input_sums(blob: PlainBlob) -> Mapping[str, Numbers]:
-    """Return the sums of a block, which are in fixed point already, and the count (FLAP, pooled pruning).
+    """Return a block's sums, already in fixed point, and the count (FLAP, pooled pruning).
 
     Nothing is rounded or clipped: a client refuses to send a number that is out of range.
     """

@@ -1,7 +1,7 @@
 """Summands of masks: votes, and the kept weights of FedSpaLLM.
 
-Each vote is 0 or 1 in the fewest bits that hold the number of clients, so that their sum is the count
-that the server makes of masks.
+Each vote is 0 or 1 in the fewest bits that hold the number of clients, so that their sum is the
+count that the server makes of masks.
 """
 
 from collections.abc import Mapping

@@ -12,7 +12,7 @@
     espalier eval RUN --tasks arc_easy            evaluate a result with lm-evaluation-harness
     espalier chat RUN --compare                   talk to a result and to its base model
     espalier report RUN                           write a page on a run (report.html)
-    espalier export RUN --to gguf --out DIR       write a result for transformers, llama.cpp, the hub
+    espalier export RUN --to gguf --out DIR       save a result for transformers, llama.cpp, the hub
     espalier tasks                                show what the records of each task need
     espalier app                                  show the folder of the Flower app
     espalier check-node 'site="a" data-path="notes.txt"' two-sites

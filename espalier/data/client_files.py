@@ -35,8 +35,8 @@ def client_files(
 ) -> ClientFiles:
     """Return the files of one client.
 
-    The node's ``data-path`` is the site's own data and used whole. Without one, in a simulation, the
-    run's ``[data]`` names:
+    The node's ``data-path`` is the site's own data and used whole. Without one, in a simulation,
+    the run's ``[data]`` names:
 
     - one path per client: ``data.path`` with ``{client}``, or ``by-file`` with a directory
     - files or a dataset that the clients divide (``data.partition``)

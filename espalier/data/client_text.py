@@ -187,8 +187,8 @@ def sample_groups(
 ) -> list[set[int]]:
     """Return the groups whose text is in each sample of a client's records.
 
-    A group may be missed, for example if its passages are encoded together with those of others, but
-    no group is counted that is not there.
+    A group may be missed, for example if its passages are encoded together with those of others,
+    but no group is counted that is not there.
 
     Parameters
     ----------

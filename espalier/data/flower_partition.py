@@ -107,8 +107,8 @@ class FlowerPartition:
         pairs = np.unique(np.stack([labels[taken], owners[taken]]), axis=1)
         if self.grouped and pairs.shape[1] > len(np.unique(labels[taken])):
             raise self._wrong(
-                "divides a group of data.group among clients; choose a partitioner that keeps groups"
-                " together, such as GroupedNaturalIdPartitioner, or 'by-group'"
+                "divides a group of data.group among clients; choose a partitioner that keeps"
+                " groups together, such as GroupedNaturalIdPartitioner, or 'by-group'"
             )
         return np.flatnonzero(owners == client)
 

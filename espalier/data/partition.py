@@ -3,7 +3,7 @@
 The client of a record depends on the record, its label and the run's seed, not on the order of the
 file. A hash of the text is a point in [0, 1), and each client owns an interval. The intervals have
 equal lengths (``iid``), random lengths (``quantity``), or random lengths per label (``dirichlet``).
-``by-field`` assigns whole labels to clients, and ``by-group`` whole groups, whose hashes are labels.
+``by-field`` assigns whole labels to clients, ``by-group`` whole groups, whose hashes are labels.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -21,8 +21,8 @@ def public_text(name: str, path: str, key: str = "evaluation.texts") -> str | Fi
     """
     if ending_of(path) in FORMATS:
         raise InputError(
-            f"{key}: {path} is a file of records, and this text is plain text; write the texts of its"
-            " records to a file whose name ends with .txt"
+            f"{key}: {path} is a file of records, and this text is plain text; write the texts of"
+            " its records to a file whose name ends with .txt"
         )
     if path:
         return FileText(path, key)

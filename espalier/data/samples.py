@@ -44,8 +44,8 @@ def calibration_samples(
         raise InputError(
             f"data: the client's text gives {count(available, 'sample')} of {sequence_length}"
             f" tokens, but data.num-samples = {num_samples} are needed; {ONCE}; {remedy}",
-            f"data: the client's text gives too few samples of data.sequence-length = {sequence_length}"
-            f" tokens; {ONCE}; {remedy}",
+            "data: the client's text gives too few samples of data.sequence-length ="
+            f" {sequence_length} tokens; {ONCE}; {remedy}",
         )
     starts = calibration_starts(len(tokens), num_samples, sequence_length, seed)
     return tokens.spans(starts, sequence_length)

@@ -236,7 +236,7 @@ class TokenPieces:
                 continue
             piece = Piece(number, number - context, moved, 0)
             tokens = self._behind(open_piece, self._text(open_piece.moved, body, piece), ending)
-            # The piece must end with the last tokens of the next piece's context, else counts differ.
+            # The piece must end with the last tokens of the next one's context, else counts differ.
             end = alone[len(alone) // 2 :]
             if tokens is not None and tokens[-len(end) :] == end:
                 return _Open(

@@ -96,7 +96,7 @@ def cached_model(name: str) -> Path:
 
 
 def download_model(name: str, *, weights: bool = True) -> str:
-    """Download what is missing of a model, and return its name with the commit: ``owner/name@hash``.
+    """Download what is missing of a model; return its name with the commit: ``owner/name@hash``.
 
     Only files that transformers reads from a model directory are downloaded: configuration,
     tokenizer, licence, and weights in safetensors format.
@@ -159,8 +159,9 @@ def _download(name: str, files: Sequence[str]) -> Path:
             )
         else:
             reason = (
-                f"({page}) cannot be downloaded to {constants.HF_HUB_CACHE} ({type(error).__name__}:"
-                f" {first_line(error)}); try again when the hub can be reached, or name the directory of a copy"
+                f"({page}) cannot be downloaded to {constants.HF_HUB_CACHE}"
+                f" ({type(error).__name__}: {first_line(error)}); try again when the hub can be"
+                " reached, or name the directory of a copy"
             )
     raise InputError(
         f"model = {name!r}: there is no such directory, and the model on the Hugging Face hub"

@@ -29,8 +29,8 @@ def require_model(name: str) -> None:
     """
     if "://" in name:
         raise InputError(
-            f"model = {name!r}: is an address; name a directory, or a model of the Hugging Face hub as"
-            " OWNER/NAME[@REVISION]"
+            f"model = {name!r}: is an address; name a directory, or a model of the Hugging Face hub"
+            " as OWNER/NAME[@REVISION]"
         )
     if name != DEMO and re.fullmatch(r"[\w-][\w.-]*", name) and not Path(name).exists():
         raise InputError(

@@ -32,9 +32,9 @@ PAIR = re.compile(r"\S+?=('[^']*'|\"[^\"]*\"|\S+)")
 """Pattern of what Flower takes for a key and its value; it ignores everything else."""
 
 SET_BY_US = (
-    "--isolation", "--superexec-auth-secret-file", "--allow-runtime-dependency-installation", HOST, PORT,
-    "--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile", "--appio-ssl-certfile", "--appio-ssl-keyfile",
-    "--appio-ssl-ca-certfile",
+    "--isolation", "--superexec-auth-secret-file", "--allow-runtime-dependency-installation", HOST,
+    PORT, "--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile", "--appio-ssl-certfile",
+    "--appio-ssl-keyfile", "--appio-ssl-ca-certfile",
 )  # fmt: skip
 """Options of ``flower-supernode`` that ``espalier node`` sets or does not allow.
 
@@ -54,7 +54,8 @@ def sites_share_port() -> bool:
 def simulating_superlink(port: int) -> list[str]:
     """Return the options of a simulating SuperLink that listens only on this loopback port."""
     return [
-        "--insecure", "--simulation", "--isolation", "subprocess", NO_INSTALLATION, HOST, DEFAULT_HOST, PORT, str(port)
+        "--insecure", "--simulation", "--isolation", "subprocess", NO_INSTALLATION,
+        HOST, DEFAULT_HOST, PORT, str(port)
     ]  # fmt: skip
 
 

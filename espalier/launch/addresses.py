@@ -157,7 +157,8 @@ def warn_of_open_control_api(address: str) -> None:
         tell(
             "warning: other machines can reach the SuperLink's Control API at"
             f" {', '.join(elsewhere)}. Everyone who can reach it can start runs at all sites;"
-            f" start the SuperLink with --host 127.0.0.1{_proxy_remedy()} (docs/how-to/deployment.md)"
+            " start the SuperLink with"
+            f" --host 127.0.0.1{_proxy_remedy()} (docs/how-to/deployment.md)"
         )
 
 

@@ -32,12 +32,13 @@ SKEW = timedelta(hours=1)
 OWN_NAMES = ("localhost", "127.0.0.1")
 """Names by which the server's own processes reach it."""
 HOST_NAME = re.compile(
-    r"(?=.{1,253}$)([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)*[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+    r"(?=.{1,253}$)([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)*"
+    r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 )
 SIGNING = ("key_cert_sign", "crl_sign")
 ALL_USES = (
-    "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "key_cert_sign",
-    "crl_sign", "encipher_only", "decipher_only",
+    "digital_signature", "content_commitment", "key_encipherment", "data_encipherment",
+    "key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
 )  # fmt: skip
 
 

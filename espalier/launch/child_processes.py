@@ -41,8 +41,10 @@ def kept(
     """
     token = secrets.token_hex(16)
     process = subprocess.Popen(
-        [sys.executable, "-P", os.path.abspath(process_keeper.__file__), str(folder), str(grace), *command],
-        env={**environment, TOKEN: token}, cwd=cwd, stdin=subprocess.PIPE, start_new_session=True, **streams,
+        [sys.executable, "-P", os.path.abspath(process_keeper.__file__), str(folder), str(grace),
+         *command],
+        env={**environment, TOKEN: token}, cwd=cwd, stdin=subprocess.PIPE, start_new_session=True,
+        **streams,
     )  # fmt: skip
     try:
         yield process

@@ -23,7 +23,8 @@ def preset_files(app: Path) -> dict[str, Path]:
             continue
         if file.stem in presets:
             raise InputError(
-                f"preset '{file.stem}': {presets[file.stem]} and {file} have the same name; rename one"
+                f"preset '{file.stem}': {presets[file.stem]} and {file} have the same name;"
+                " rename one"
             )
         presets[file.stem] = file
     return presets

@@ -302,8 +302,8 @@ def _submit(superlink: SuperLink, app: Path, config_file: Path, *options: str) -
             return superlink.start_run(app, config_file, *options), bool(noted)
     except KeyboardInterrupt:
         print(
-            "\nespalier: interrupted before the SuperLink confirmed the run; flwr ls shows its runs,"
-            " flwr stop ends one",
+            "\nespalier: interrupted before the SuperLink confirmed the run; flwr ls shows its"
+            " runs, flwr stop ends one",
             file=sys.stderr,
         )
         raise

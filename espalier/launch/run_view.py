@@ -61,7 +61,7 @@ class RunView:
     # ----- lines of the log -----------------------------------------------------------------------
 
     def take(self, line: str) -> bool:
-        """Process a line of the log; return True if the view shows it, so that it is not printed."""
+        """Process a line of the log; return True if the view shows it, so it is not printed."""
         if phase := PhaseLine.read(line):
             self._begin(phase)
         elif step := StepLine.read(line):
@@ -117,7 +117,7 @@ class RunView:
         self._status = self._with_time_left(progress.text)
 
     def _with_time_left(self, text: str) -> str:
-        """Return a progress line; if it counts, ``step 3 of 100``, with the time left at its pace."""
+        """Return a progress line; if it counts, ``step 3 of 100``, with time left at its pace."""
         found = COUNTED.fullmatch(text)
         if found is None:
             return text

@@ -55,8 +55,8 @@ def require_same_cells(folder: Path, configs: Mapping[str, Mapping[str, Any]]) -
         now = of_the_result(config)
         if changed := changes(cells.setdefault(name, now), now):
             raise InputError(
-                f"--out {folder}: cell {name} was started with other settings ({'; '.join(changed)});"
-                " give the same settings, or name another directory"
+                f"--out {folder}: cell {name} was started with other settings"
+                f" ({'; '.join(changed)}); give the same settings, or name another directory"
             )
     return cells
 

@@ -70,8 +70,8 @@ def cells_of(words: Sequence[str]) -> list[Cell]:
     for key in keys:
         if key == PRESET and keys.count(key) > 1:
             raise InputError(
-                f"more than one preset: {' '.join(word for word in words if '=' not in word)}; write"
-                " presets in one word, a,b, and settings as key=value without spaces"
+                f"more than one preset: {' '.join(word for word in words if '=' not in word)};"
+                " write presets in one word, a,b, and settings as key=value without spaces"
             )
         if keys.count(key) > 1:
             raise InputError(f"{key}: is given twice; write all its values in one word, {key}=a,b")

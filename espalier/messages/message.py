@@ -18,7 +18,8 @@ SCHEMA_VERSION = 3
 S = TypeVar("S", bound="Fields")
 
 Kind = Literal[
-    "enrol", "train", "fetch", "shares", "masked", "confirm", "unmask", "push", "local_baseline", "evaluate", "refused"
+    "enrol", "train", "fetch", "shares", "masked", "confirm", "unmask", "push", "local_baseline",
+    "evaluate", "refused"
 ]  # fmt: skip
 
 

@@ -239,7 +239,7 @@ MakeContract = Callable[[MessageBody, PlanOf, RunSettings], Contract]
 def contracts_of(
     reply: Callable[[ModelPlan, RunSettings], Reply],
 ) -> tuple[MakeContract, MakeContract]:
-    """Return ``contract`` and ``push_contract`` of a method whose result has the tensors of a reply.
+    """Return ``contract`` and ``push_contract`` of a method whose result has a reply's tensors.
 
     The result is pushed to clients that evaluate it on their own text.
     """

@@ -36,9 +36,9 @@ BROUGHT = ModelPlan(BLOCKS, 0)
 The emulator has one block and the adapter two.
 """
 SETTINGS = {
-    "evaluation.own-text": True, "lora.targets": "attn.q", "llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0,
-    "fedsoda.adapter-layers": 2, "site-keys": "sites", "llm-pruner.element": "squared", "llm-pruner.rearrange": "all",
-    "llm-pruner.rescale": "all",
+    "evaluation.own-text": True, "lora.targets": "attn.q", "llm-pruner.spare-first": 0,
+    "llm-pruner.spare-last": 0, "fedsoda.adapter-layers": 2, "site-keys": "sites",
+    "llm-pruner.element": "squared", "llm-pruner.rearrange": "all", "llm-pruner.rescale": "all",
 }  # fmt: skip
 """Settings with which every method has all kinds of messages for such a model."""
 PART_BYTES = 1024

@@ -28,8 +28,8 @@ HEAD_KEY = "head"
 Bases = Literal["", "weights", "seed"]
 """Kind of frozen factors, between which a square matrix is trained.
 
-``weights`` are singular vectors of the base model's matrices, ``seed`` are random. Empty: A and B are
-trained, and there is no matrix between them.
+``weights`` are singular vectors of the base model's matrices, ``seed`` are random. Empty: A and B
+are trained, and there is no matrix between them.
 """
 FACTORS = ("lora_a", "lora_b")
 """Ends of the canonical names of an adapter's factors A and B."""
@@ -98,7 +98,7 @@ class Adapter:
         return {self.name_a: (self.rank, in_features), self.name_b: (out_features, self.rank)}
 
     def folded_shapes(self, folded: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the factors of a folded update by canonical name; none if it is 0."""
+        """Return the shapes of a folded update's factors by canonical name; none if it is 0."""
         out_features, in_features = self.linear.shape
         rank = self.folded_rank(folded)
         if rank == 0:

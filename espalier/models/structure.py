@@ -1,12 +1,11 @@
 """Structure of a smaller model: the parts of a base model that it keeps.
 
-A structure is a value with a JSON form and a hash. A block consists of prunable groups of two kinds:
-its attention groups, that is, key-value groups (rows of query, key and value, columns of the
+A structure is a value with a JSON form and a hash. A block consists of prunable groups of two
+kinds: its attention groups, that is, key-value groups (rows of query, key and value, columns of the
 attention output; one head in multi-head attention), and its FFN channels (rows of gate and up, a
 column of down). It also has residual dimensions, which attention and FFN read and write (SFT-P,
 section 3.1). A structure lists kept blocks, groups and dimensions by their number in the base.
-Every plan, contract and byte count of a smaller model is a function of the base's plan and a
-structure.
+Plans, contracts and byte counts of a smaller model follow from the base's plan and a structure.
 """
 
 import hashlib

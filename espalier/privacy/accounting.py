@@ -70,9 +70,9 @@ def epsilon_of(draws: Iterable[Draw], delta: float) -> float:
 def _bound(accountant: str, history: History, delta: float) -> float:
     """Return the bound on epsilon by one of Opacus's accountants."""
     with importing(), warnings.catch_warnings():
-        # Opacus warns if the best of its Rényi orders is the first or the last one; the bound holds.
-        # By the privacy random variable it takes the logarithm of 0 where it does not use it, at
-        # sampling rate 1.
+        # Opacus warns if the best of its Rényi orders is the first or the last one; the bound
+        # holds. By the privacy random variable it takes the logarithm of 0 where it does not use
+        # it, at sampling rate 1.
         warnings.simplefilter("ignore")
         from opacus import accountants
 

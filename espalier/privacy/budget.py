@@ -120,7 +120,7 @@ class Budget:
     ) -> None:
         """Draw on the budget for an answer, before the work on it begins.
 
-        With shared noise the draw is that of the sum, and the entry says on how many sites it rests.
+        With shared noise the draw is that of the sum; the entry says on how many sites it rests.
 
         A repeated request whose answer was not stored draws nothing again. Raises InputError if the
         answer was stored before and is lost, or the draw exceeds the budget.
@@ -165,7 +165,8 @@ class Budget:
             HashChain(self.path, origin).append({**entry, "time": time})
         except OSError as error:
             raise InputError(
-                f"the privacy budget cannot be written ({error.strerror}); check the node's state-dir"
+                f"the privacy budget cannot be written ({error.strerror});"
+                " check the node's state-dir"
             ) from None
 
     def _entries(self) -> Iterator[dict[str, Any]]:
@@ -176,8 +177,8 @@ class Budget:
         checked = chain_check(self.path)
         if checked.fault:
             text = (
-                f"{self.path}: the log of the privacy budget is damaged ({checked.fault}); restore it"
-                " from a backup"
+                f"{self.path}: the log of the privacy budget is damaged ({checked.fault}); restore"
+                " it from a backup"
             )
             raise InputError(text, "the site's privacy budget cannot be read; its log says more")
         for line in self.path.read_bytes().splitlines():

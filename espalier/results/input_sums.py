@@ -1,9 +1,9 @@
 """Sums of squared inputs of a model's matrices, as a run of pooled pruning leaves them.
 
 The file ``input-sums.safetensors`` has one float64 per input channel of every pruned matrix, under
-the name of its weights. Its metadata have ``counts``, a JSON list of the number of tokens in the sums
-of each block, or of clients if each counts equally, and ``sequence_length``, the number of tokens
-of a calibration sample.
+the name of its weights. Its metadata have ``counts``, a JSON list of the number of tokens in the
+sums of each block, or of clients if each counts equally, and ``sequence_length``, the number of
+tokens of a calibration sample.
 """
 
 import json
@@ -30,7 +30,7 @@ class InputSums:
 
     sums: Mapping[str, Tensor]
     counts: Mapping[str, int]
-    """Number of tokens in the sums, or of clients if each counts equally, by name of the weights."""
+    """Number of tokens in the sums, or of clients if each counts equally, by name of weights."""
     sequence_length: int
     """Number of tokens of a calibration sample."""
 

@@ -89,7 +89,7 @@ class Result:
         return load_model(self._source(client, base), device)
 
     def adapter(self, *, base: str | None = None, device: str = "cpu") -> "PeftModel":
-        """Load the federated adapter over its base model; parameters and errors as for ``model``."""
+        """Load the federated adapter over its base model; arguments and errors as for ``model``."""
         from espalier.results.sources import adapter_of
         from espalier.results.use.loading import load_model
 

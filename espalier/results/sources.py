@@ -133,8 +133,8 @@ def result_of(run: FinishedRun, base: str | None = None, *, same: bool = False) 
         return Source(RESULT, run.model, run=run)
     if clients := run.client_models:
         raise InputError(
-            f"{run.path}: each client has its own model; name one with --client (in Python: client=):"
-            f" {', '.join(clients)}"
+            f"{run.path}: each client has its own model; name one with --client (in Python:"
+            f" client=): {', '.join(clients)}"
         )
     if run.adapter is None:
         status = run.summary.get("status")

@@ -67,7 +67,7 @@ def _in_words(figures: Mapping[str, Any]) -> str:
 
 
 def measured_rows(run: FinishedRun) -> Mapping[str, Any]:
-    """Return the stored figures, with a sentence on their ``conditions``; empty if there are none."""
+    """Return the stored figures, with a sentence on their ``conditions``; empty without figures."""
     document = run.json(FILE)
     if not document:
         return {}
@@ -75,8 +75,9 @@ def measured_rows(run: FinishedRun) -> Mapping[str, Any]:
     conditions = (
         "Memory is what the loaded model adds to its process; the peak includes the libraries."
         f" The fastest of {document['repetitions']} or more repetitions at batch size"
-        f" {document['batch_size']}: a prompt of {document['prompt_tokens']} tokens, and {document['new_tokens']} generated"
-        f" tokens. {dtypes}, {document['threads']} CPU threads, {document['machine']}."
+        f" {document['batch_size']}: a prompt of {document['prompt_tokens']} tokens, and"
+        f" {document['new_tokens']} generated tokens. {dtypes}, {document['threads']}"
+        f" CPU threads, {document['machine']}."
     )
     return {**document, "conditions": conditions}
 
@@ -99,8 +100,8 @@ def measured_apart(
     Parameters
     ----------
     paths : ``model`` and, optionally, ``adapter``
-    conditions : the keys of ``CONDITIONS``, and optionally ``dtype`` of the weights, by default that
-        of the files
+    conditions : the keys of ``CONDITIONS``, and optionally ``dtype`` of the weights, by default
+        that of the files
     threads : number of CPU threads
     """
     own = {key: str(path) for key, path in paths.items()}

@@ -6,10 +6,10 @@ round 3). The codes are HMAC with SHA-256 (RFC 2104). Their keys follow from the
 two clients encrypt shares.
 
 Covers: a server that gives clients different lists. Of n clients let c work with the server, and
-let t be the threshold. Of two lists that t clients each confirmed, at least 2t - n clients confirmed
-both, which is more than c if 2t > n + c. One of them is honest, and confirms one list only. So all
-honest clients that unmask anything unmask the same list, no client loses both of its secrets, and
-the sum has at least t - c honest clients.
+let t be the threshold. Of two lists that t clients each confirmed, at least 2t - n clients
+confirmed both, which is more than c if 2t > n + c. One of them is honest, and confirms one list
+only. So all honest clients that unmask anything unmask the same list, no client loses both of its
+secrets, and the sum has at least t - c honest clients.
 
 Does not cover: a server with keys of its own in place of those of sites, which can make codes.
 """

@@ -1,8 +1,8 @@
 """Neighbours of clients in a secure sum: all others, or some of them if there are many clients.
 
 Each client shares masks with its neighbours, and its neighbours and itself hold the shares of its
-secrets. Up to ``ALL_UP_TO`` clients are all neighbours (Bonawitz et al. 2017). With more, a regular graph of
-a degree that grows with the logarithm of their number suffices (Bell et al. 2020, SecAgg+,
+secrets. Up to ``ALL_UP_TO`` clients are all neighbours (Bonawitz et al. 2017). With more, a regular
+graph of a degree that grows with the logarithm of their number suffices (Bell et al. 2020, SecAgg+,
 section 3): clients are put on a circle in an order that the hash of all public keys decides, and
 each is a neighbour of the ``degree / 2`` nearest ones on both sides.
 

@@ -55,7 +55,8 @@ def imprecise_sums(settings: "RunSettings") -> list[str]:
         return []
     return [
         f"dtype = '{settings.dtype}': numbers of a record would change with the records that pass"
-        f" together with it; with privacy.epsilon = {settings.privacy.epsilon:g} set it to 'float32'"
+        f" together with it; with privacy.epsilon = {settings.privacy.epsilon:g}"
+        " set it to 'float32'"
     ]
 
 
@@ -86,8 +87,8 @@ def _too_few_sampled(federation: FederationSettings, num_clients: int) -> list[s
         return []
     return [
         f"federation.sampled-clients = {federation.sampled_clients:g}: takes {sampled} of"
-        f" num-clients = {num_clients} into a round, and a secure sum needs {MIN_SUM_CLIENTS}; raise"
-        " it, or num-clients"
+        f" num-clients = {num_clients} into a round, and a secure sum needs {MIN_SUM_CLIENTS};"
+        " raise it, or num-clients"
     ]
 
 

@@ -1,4 +1,4 @@
-"""Keys of all tables: their defaults, the methods that read them, and the ones a run does not read."""
+"""Keys of all tables: their defaults, the methods that read them, and those a run does not read."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, get_args

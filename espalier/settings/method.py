@@ -66,7 +66,7 @@ class MethodSettings(Table):
 
     @property
     def has_local_baseline(self) -> bool:
-        """True if clients compute their local baseline in a message of its own (``local_baseline``).
+        """True if clients compute a local baseline in a message of its own (``local_baseline``).
 
         It is false if the rounds already leave a local baseline.
         """
@@ -107,7 +107,7 @@ class MethodSettings(Table):
         return range(self.num_rounds(federation), self.num_rounds(federation) + 1)
 
     def secure_sum_fault(self, federation: "FederationSettings") -> str:
-        """Return which settings need single replies, by ``federation.secure-sum``; empty if none do.
+        """Return which settings need single replies, by ``federation.secure-sum``; empty if none.
 
         It is a sentence that names the key to change. The row of a method whose server always needs
         single replies says why (``summands_reason``).

@@ -103,10 +103,10 @@ class NodeSettings(Table):
         "",
         description=(
             "File, directory or pattern (`notes/*.parquet`) with the site's own text, or with its"
-            " records of a task, used whole. The ending of a file's name gives its format: `.jsonl`,"
-            " `.json`, `.csv`, `.tsv`, `.parquet`, `.arrow`; other files are text, and may be"
-            " compressed (`.gz`, `.zst`). Without it the site has only Python's documentation and"
-            " code; a run cannot open files here by name."
+            " records of a task, used whole. The ending of a file's name gives its format:"
+            " `.jsonl`, `.json`, `.csv`, `.tsv`, `.parquet`, `.arrow`; other files are text, and"
+            " may be compressed (`.gz`, `.zst`). Without it the site has only Python's"
+            " documentation and code; a run cannot open files here by name."
         ),
     )
     data_field: str = Field("", description="Field of a record that holds the text; empty: `text`.")
@@ -141,10 +141,10 @@ class NodeSettings(Table):
     models: Literal["", "hub"] = Field(
         "",
         description=(
-            "`hub`: without `model-path` the site downloads the model of the Hugging Face hub that a"
-            " run names (`model=owner/name`), with the node's own `HF_TOKEN` and `HF_HOME`; the same"
-            " hash as the server's is required. Their size is not limited. Empty: a run cannot make"
-            " the site download."
+            "`hub`: without `model-path` the site downloads the model of the Hugging Face hub that"
+            " a run names (`model=owner/name`), with the node's own `HF_TOKEN` and `HF_HOME`; the"
+            " same hash as the server's is required. Their size is not limited. Empty: a run cannot"
+            " make the site download."
         ),
     )
     state_dir: str = Field(
@@ -247,8 +247,8 @@ class NodeSettings(Table):
         gt=0,
         le=0.01,
         description=(
-            "Delta at which `max-epsilon` holds; clearly below 1 divided by the number of records or"
-            " groups."
+            "Delta at which `max-epsilon` holds; clearly below 1 divided by the number of records"
+            " or groups."
         ),
     )
     max_honest_fraction: float = Field(
@@ -324,7 +324,9 @@ class NodeSettings(Table):
         0,
         ge=0,
         le=1024,
-        description="CPU threads of this site; 0: as the run says, at most one per processor, or 8.",
+        description=(
+            "CPU threads of this site; 0: as the run says, at most one per processor, or 8."
+        ),
     )
     activations: Literal["", "memory", "disk"] = Field(
         "", description="Storage of hidden states at this site; empty: as the run says."
@@ -424,7 +426,7 @@ class NodeSettings(Table):
     def max_threads(self) -> int | None:
         """Return the maximum number of threads that a run may ask for; None means no limit.
 
-        It is one per processor, at least 8, unless the owner chose a number or the node is simulated.
+        It is one per processor, at least 8, unless the owner chose it or the node is simulated.
         """
         if self.threads or self.simulated:
             return None

@@ -21,8 +21,8 @@ def _keeps_n_of_m(pattern: str) -> str:
 
 
 MASKS_HAVE_NO_NOISE = (
-    "one record can change any number of the bits of a mask, and flipping bits at random until it is"
-    " hidden leaves nothing of the mask"
+    "one record can change any number of the bits of a mask, and flipping bits at random until it"
+    " is hidden leaves nothing of the mask"
 )
 """Reason for which methods that send masks refuse private runs."""
 

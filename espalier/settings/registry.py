@@ -61,7 +61,7 @@ class Row:
     The default suits strategies that are ``Editing``.
     """
     work: str = "server_app.estimate.work.pruning:BlockWalk"
-    """Memory and computation for a run's estimate, a ``server_app.estimate.work.work.Work`` class."""
+    """Memory and computation for an estimate, a ``server_app.estimate.work.work.Work`` class."""
     tunes: bool = False
     """True if clients train; the method then reads ``[lora]``, ``[training]`` and ``[task]``.
 

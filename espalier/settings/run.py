@@ -39,8 +39,8 @@ JOB = "job"
 """Field that holds the chosen method's own table; not a valid key in a file."""
 
 NOT_PART_OF_THE_RESULT = (
-    "out-dir", "resume-from", "deadline-seconds", "enrol-seconds", "attempts", "round-seconds", "activations", "quorum",
-    "site-keys", "tracking",
+    "out-dir", "resume-from", "deadline-seconds", "enrol-seconds", "attempts", "round-seconds",
+    "activations", "quorum", "site-keys", "tracking",
 )  # fmt: skip
 """Settings that may differ between a run and its resumption.
 

@@ -53,7 +53,7 @@ FOREIGN = {
     "secagg": "federation.secure-sum",
     "noise-multiplier": "privacy.epsilon",
 }
-"""Names of other programs (transformers, peft, Flower, Wanda and others) and the key to use here."""
+"""Names of other programs (transformers, peft, Flower, Wanda, others) and the key to use here."""
 MOST_LISTED = 40
 """Number of known keys up to which an error lists all of them."""
 
@@ -86,7 +86,7 @@ def unknown_key(key: str, known: Sequence[str]) -> str:
 
 
 def _listed(known: Sequence[str]) -> str:
-    """Return all keys, or the keys without a table and the names of the tables if there are many."""
+    """Return all keys, or if they are many, those without a table and the names of the tables."""
     if len(known) <= MOST_LISTED:
         return ", ".join(known)
     single = [name for name in known if "." not in name]

@@ -308,8 +308,8 @@ def _chain_fault(checked: Checked, torn: _Torn, number: int, entry: dict[str, An
         return f"line {number}: is entry {entry_number}, and {missing} missing before it"
     if entry_number < expected:
         return (
-            f"line {number}: is entry {entry_number}, but follows entry {checked.entries}: it was moved"
-            " or inserted"
+            f"line {number}: is entry {entry_number}, but follows entry {checked.entries}: it was"
+            " moved or inserted"
         )
     # The first entry is bound to the run and site instead of to an earlier entry.
     if entry[BEFORE] != (checked.head or digest(origin)):

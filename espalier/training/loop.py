@@ -59,7 +59,7 @@ class Loop:
     """Training of one party."""
 
     model: Any
-    """Model of Hugging Face; called with ``input_ids`` and ``attention_mask``, returns ``logits``."""
+    """Model of Hugging Face: from ``input_ids`` and ``attention_mask`` it computes ``logits``."""
     parameters: Parameters
     """Trained parameters of the model."""
     settings: TrainingSettings

@@ -92,7 +92,7 @@ def encoded_sequences(encoded: Sequence[Encoded | Marked]) -> Sequences:
 
 
 def text_sequences(samples: Tensor) -> Sequences:
-    """Return samples of text, (samples, tokens), int64, for a language model; every token counts."""
+    """Return samples of text, (samples, tokens), int64, for a language model; all tokens count."""
     return Sequences(
         (samples,),
         lambda rows: collate([Encoded(tuple(row.tolist()), len(row)) for row in rows], 0),

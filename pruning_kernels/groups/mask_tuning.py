@@ -19,9 +19,9 @@ GROUPS_AT_ONCE = 1024
 def fisher_factor(gradients: Tensor, rows: int) -> Tensor:
     """Return a factor F of the Fisher information of masks.
 
-    ``F^T F`` is ``gradients^T gradients``, or its best approximation of rank ``rows`` (its strongest
-    directions). It describes the information as a whole and not the gradients of single samples.
-    The result is (rows, groups), float64, on the CPU, zero below the diagonal.
+    ``F^T F`` is ``gradients^T gradients``, or its best approximation of rank ``rows`` (its
+    strongest directions). It describes the information as a whole and not the gradients of single
+    samples. The result is (rows, groups), float64, on the CPU, zero below the diagonal.
 
     Parameters
     ----------
@@ -119,8 +119,8 @@ def joint_outputs(moments: Tensor, weight: Tensor, size: int) -> Tensor:
 def best_scales(joint: Tensor, aims: Tensor, damping: float) -> Tensor:
     """Return the factors with which the remaining groups best reproduce all groups' output.
 
-    They are (groups,), float64, on the CPU: the minimiser s of ``|A s - b|^2 + d |s - 1|^2``, or NaN
-    if the damped ``joint`` is not positive definite.
+    They are (groups,), float64, on the CPU: the minimiser s of ``|A s - b|^2 + d |s - 1|^2``, or
+    NaN if the damped ``joint`` is not positive definite.
 
     Parameters
     ----------

@@ -1,7 +1,8 @@
 """Exact means of LoRA updates, whose rank is larger than that of the clients' adapters.
 
-The weights of the clients are at least 0 and not all 0; a weight that is none raises ``ValueError``,
-and a factor with NaN or infinity ``NotFiniteError``. Sums are computed in float64, in client order.
+The weights of the clients are at least 0 and not all 0; a weight that is none raises
+``ValueError``, and a factor with NaN or infinity ``NotFiniteError``. Sums are computed in float64,
+in client order.
 """
 
 from collections.abc import Sequence
@@ -50,8 +51,8 @@ def residual_of_means(clients: Sequence[Factors], weights: Sequence[float]) -> F
 def stacked_update(clients: Sequence[Factors], weights: Sequence[float]) -> Factors:
     """Return the weighted mean of updates as one update, whose rank is the sum of theirs.
 
-    The columns of ``w_i B_i`` stand next to each other, and the rows of A_i below each other (FLoRA,
-    Wang et al. 2024), so the product is ``sum_i w_i B_i A_i``.
+    The columns of ``w_i B_i`` stand next to each other, and the rows of A_i below each other
+    (FLoRA, Wang et al. 2024), so the product is ``sum_i w_i B_i A_i``.
 
     Parameters
     ----------
@@ -73,13 +74,13 @@ def stacked_update(clients: Sequence[Factors], weights: Sequence[float]) -> Fact
 def with_update(first: Factors, second: Factors, rank: int) -> Factors:
     """Return the sum of two updates of one shape and scaling, with a given rank.
 
-    The factors are those of the singular value decomposition of the sum (``factors.refactorise``), so
-    they tell no more than the sum: the columns of single clients cannot be read from them.
+    The factors are those of the singular value decomposition of the sum (``factors.refactorise``),
+    so they tell no more than the sum: the columns of single clients cannot be read from them.
 
     Parameters
     ----------
-    rank : at least the sum of both ranks, or the smaller side of the matrix; then the result is exact
-        up to rounding
+    rank : at least the sum of both ranks, or the smaller side of the matrix; then the result is
+        exact up to rounding
 
     Returns
     -------

@@ -24,9 +24,10 @@ BLOCK = 64
 """Number of values that share a magnitude."""
 # fmt: off
 LEVELS = (
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
-    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+    0.7229568362236023, 1.0,
 )
 # fmt: on
 """Levels in the order of their codes, each exact in float32 (QLoRA, appendix E)."""
@@ -55,7 +56,7 @@ def num_bytes(num_values: int) -> int:
 
 
 def encode(values: Tensor) -> Nf4:
-    """Return the NF4 codes of a tensor of any shape and float dtype, after its conversion to float32.
+    """Return the NF4 codes of a tensor of any shape and float dtype, after conversion to float32.
 
     A value exactly at the midpoint of two levels gets the lower one.
 

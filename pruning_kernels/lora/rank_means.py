@@ -1,10 +1,10 @@
 """Means of clients' LoRA updates of different ranks, rank by rank over the clients that hold it.
 
-Source: raFLoRA (Wu et al. 2026, "Preventing Rank Collapse in Federated Low-Rank Adaptation with Client
-Heterogeneity"). If clients of lower ranks count as zero in the mean of a high rank, that rank shrinks
-in every round by the weight of these clients. Here the weights of each rank are those of its holders.
-Rank p of client i is the product of column p of B_i and row p of A_i. A rank without holders keeps the
-values that it had before.
+Source: raFLoRA (Wu et al. 2026, "Preventing Rank Collapse in Federated Low-Rank Adaptation with
+Client Heterogeneity"). If clients of lower ranks count as zero in the mean of a high rank, that
+rank shrinks in every round by the weight of these clients. Here the weights of each rank are those
+of its holders. Rank p of client i is the product of column p of B_i and row p of A_i. A rank
+without holders keeps the values that it had before.
 """
 
 from collections.abc import Sequence
@@ -55,8 +55,8 @@ def holder_update_mean(
 ) -> Factors:
     """Return the best approximation of the mean of updates, each rank over its holders.
 
-    The mean is ``sum_p sum_i w_ip b_ip a_ip``, with the columns b_ip of B_i, the rows a_ip of A_i, and
-    the weights w_ip of the holders of rank p, which sum to 1. Parameters are those of ``holder_mean``.
+    The mean is ``sum_p sum_i w_ip b_ip a_ip``, with the columns b_ip of B_i, the rows a_ip of A_i,
+    and weights w_ip of the holders of rank p, which sum to 1. Parameters: as of ``holder_mean``.
 
     Returns
     -------

@@ -1,8 +1,8 @@
 """Votes for one matrix on a CUDA device.
 
-``vote_planes_cuda`` counts them and ``lowest_scores_on_device`` selects the weights. The results have the
-bits of ``votes``. All but the counting is plain torch. The counting also has a plain form for
-tensors on the CPU, which is not used on other devices.
+``vote_planes_cuda`` counts them and ``lowest_scores_on_device`` selects the weights. The results
+have the bits of ``votes``. All but the counting is plain torch. The counting also has a plain form
+for tensors on the CPU, which is not used on other devices.
 """
 
 from typing import Any

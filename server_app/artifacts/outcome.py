@@ -157,7 +157,7 @@ class Outcome(ABC, Generic[R]):
                 self.faults.append(what)
 
     def require_finite(self) -> None:
-        """Raise InputError if a value of the result is not finite. It is called after the evaluation.
+        """Raise InputError if a value of the result is not finite. Called after the evaluation.
 
         Raises
         ------

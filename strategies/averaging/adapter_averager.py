@@ -504,8 +504,8 @@ class Tuning(Method):
         # ``torch.compile`` traces the base once; modules that are added per round are not in it.
         if adds_modules and settings.training.compile:
             raise InputError(
-                f"training.compile = true: compiled code would leave out what {settings.method} adds"
-                " to the base model in each round; set it to false"
+                f"training.compile = true: compiled code would leave out what {settings.method}"
+                " adds to the base model in each round; set it to false"
             )
         if settings.training.base == "nf4":
             require_quantisable(model.plan)

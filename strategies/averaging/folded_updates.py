@@ -3,9 +3,9 @@
 The server keeps the sum of all folded updates as two factors per matrix, and sends all of it before
 every round. So a site that was away, or that lost its state, needs nothing else. The rank grows by
 the same number in every round, until it is the smaller side of the matrix. The factors are those of
-the sum's singular value decomposition, so a client can read the sum from them, and no other client's
-adapters. If clients are missing, zeros take the place of their part, so that contracts know all shapes
-from settings and round.
+the sum's singular value decomposition, so a client can read the sum from them, and no other
+client's adapters. If clients are missing, zeros take the place of their part, so that contracts
+know all shapes from settings and round.
 """
 
 from collections.abc import Sequence

@@ -22,7 +22,7 @@ class RankedResult(AdapterResult):
         """
 
     def note_energy(self, server_round: int) -> list[float]:
-        """Record the energy of the global update after a round; return its fraction in each rank."""
+        """Record the energy of the global update after a round; return its share in each rank."""
         updates = []
         for index, adapter in self.adapters:
             tensors = self.tensors(block_key(index))

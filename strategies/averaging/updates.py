@@ -2,12 +2,11 @@
 
 Covers: an update of one client of several that is scaled up or has its sign reversed. Also factors
 of which one is huge and the other tiny, because each factor is compared with its value before
-training.
-With ``clipped-mean`` it does not cover the direction of an update. A client may send the opposite
-of what it learned, scaled up to the limit; a round of eight clients then makes about half the
-progress. Does not cover several clients that work together, or rounds of one or two clients. With
-``trimmed-mean`` and ``median`` (``pruning_kernels/trimmed_mean.py``) each number stays between those
-of honest clients, if no more clients are bad than values are left out at each end.
+training. With ``clipped-mean`` it does not cover the direction of an update. A client may send the
+opposite of what it learned, scaled up to the limit; a round of eight clients then makes about half
+the progress. Does not cover several clients that work together, or rounds of one or two clients.
+With ``trimmed-mean`` and ``median`` (``pruning_kernels/trimmed_mean.py``) each number stays between
+those of honest clients, if no more clients are bad than values are left out at each end.
 """
 
 from collections.abc import Collection, Mapping
@@ -162,7 +161,7 @@ class Updates:
         return self._tensors
 
     def _limited(self, key: str, name: str) -> dict[int, Tensor]:
-        """Return one tensor as the clients trained it, by client; changes are limited by the rule."""
+        """Return one tensor as trained by the clients, by client; the rule limits the changes."""
         tensors = {client: self._trained(client, key, name) for client in self.clients}
         if not self._federation.clips:
             return tensors

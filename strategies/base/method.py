@@ -219,5 +219,5 @@ class FoldsSums(Protocol):
     def fold_sums(self, server_round: int, sums: Sums, clients: list[int]) -> None:
         """Aggregate the sum of the replies of these clients, of which no single one is known.
 
-        It decides as ``Method.fold`` does from the replies, up to the rounding of their fixed point.
+        It decides as ``Method.fold`` does from the replies, up to rounding in their fixed point.
         """

@@ -183,7 +183,7 @@ class Rounds:
         part: int = 0,
         session: str = "",
     ) -> Request:
-        """Return the first attempt of a request to a client; ``session`` is that of a secure sum."""
+        """Return the first attempt of a request to a client; ``session``: that of a secure sum."""
         header = request_header(
             self.settings.method, kind, server_round, client, part, self.lineage
         )
@@ -356,7 +356,7 @@ class Rounds:
                 self._wait(pending, last_reply)
 
     def _pulled(self, entry: _Pending, pending: list[_Pending]) -> Message | None:
-        """Return the reply to an open message; without one, send the message again if it is late."""
+        """Return the reply to an open message, or send the message again if it is late."""
         reply = self.pull(entry.message_id) if entry.message_id is not None else None
         if reply is not None:
             return reply

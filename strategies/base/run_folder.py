@@ -115,7 +115,7 @@ class RunFolder:
         return self.path / "checkpoint"
 
     def require_not_begun(self) -> None:
-        """Raise InputError if ``metrics.jsonl`` records a finished round, but no checkpoint is left."""
+        """Raise InputError if ``metrics.jsonl`` has a finished round, but no checkpoint is left."""
         # The last line may be cut off by a crash, so the file is not parsed.
         if self.metrics.path.exists() and '"event": "checkpoint"' in self.metrics.path.read_text(
             errors="replace"

@@ -3,9 +3,9 @@
 Paper: "Fluctuation-based Adaptive Structured Pruning for Large Language Models".
 Every client observes the inputs of each block's attention output and FFN down projection in the
 dense model, and sends their sum and sum of squares per channel in fixed point. The server adds them
-exactly, in any order. Up to rounding, it decides as a centralized run with all calibration samples would. It
-removes key-value groups and channels by the published metric, standardized within each block and
-compared over all blocks (section 3.3). Biases compensate for them (section 3.4).
+exactly, in any order. Up to rounding, it decides as a centralized run with all calibration samples
+would. It removes key-value groups and channels by the published metric, standardized within each
+block and compared over all blocks (section 3.3). Biases compensate for them (section 3.4).
 """
 
 from collections.abc import Callable, Mapping

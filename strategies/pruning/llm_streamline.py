@@ -276,7 +276,7 @@ class LlmStreamline(Method):
         self.run.progress.note("chosen", text, first=first, last=last)
 
     def _limited(self, cosines: torch.Tensor, clients: Sequence[int]) -> torch.Tensor:
-        """Limit the distance of cosines, (clients, stretches), from 1 by that of the median client."""
+        """Limit distances of cosines, (clients, stretches), from 1 by that of the median client."""
         # Distances from 1, because cosines are all close to 1 and their ratios would show nothing.
         distances = (1 - cosines).clamp(min=0)
         limited = within_ratio(distances, SINGLE_NUMBERS * self.federation.max_update_ratio)

@@ -3,7 +3,7 @@
 The weights are known to the server, and the metrics need only the sum of squares of each input
 channel over all calibration tokens (Wanda: Sun et al. 2023, eq. 1; RIA: Zhang et al. 2024, eq. 4).
 Sums are added in fixed point, so the order of clients and the number of workers have no effect. The
-masks are those of a centralized run with all samples, if ``federation.aggregation-rule`` is ``mean``.
+masks are those of a centralized run on all samples, if ``federation.aggregation-rule`` is ``mean``.
 """
 
 from collections.abc import Mapping

@@ -3,9 +3,9 @@
 Paper: "SliceGPT: Compress Large Language Models by Deleting Rows and Columns".
 Every client sends the second moments of its signals at every norm of the dense model (section 3.3).
 The server averages them over all calibration samples. Up to float32 rounding, it finds the same
-principal components as a centralized run with all samples. It rotates the residual stream onto them, with
-one basis per norm, and deletes the minor ones (section 3.4). Alternatively the signals are those of
-a public text, and clients send nothing.
+principal components as a centralized run with all samples. It rotates the residual stream onto
+them, with one basis per norm, and deletes the minor ones (section 3.4). Alternatively the signals
+are those of a public text, and clients send nothing.
 """
 
 from collections.abc import Iterator, Mapping

@@ -2,10 +2,9 @@
 
 The paper averages the factors A and B, which is not the same as averaging the updates B A. With
 ``aggregation = "svd"`` the updates are averaged, and the best approximation with the adapters' rank
-is kept. With ``"fedex"`` (Singhal et al. 2024) the factors are averaged, and the residual of the mean
-of the updates is folded into the base. With ``"ffa"`` (Sun et al. 2024) and ``"rolora"`` (Chen et al.
-2024) only one factor is trained in a round, so that the mean of that factor is the mean of the
-updates.
+is kept. With ``"fedex"`` (Singhal et al. 2024) the factors are averaged, and the residual of the
+mean of the updates is folded into the base. With ``"ffa"`` (Sun et al. 2024) and ``"rolora"`` (Chen
+et al. 2024) only one factor is trained in a round, so that its mean is the mean of the updates.
 """
 
 from functools import partial

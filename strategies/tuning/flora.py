@@ -1,8 +1,8 @@
 """FLoRA (Wang et al. 2024): stacked LoRA adapters of any rank, folded into the base.
 
-A round has three steps. Every client makes new adapters of its own rank, and trains them over the base
-with everything that was folded in before. The server stacks them, so that the product is the weighted
-mean of the updates, without an approximation. It sends the sum of all stacks before the next round.
+A round has three steps. Every client makes new adapters of its own rank, and trains them over the
+base with everything that was folded in before. The server stacks them, so that the product is the
+weighted mean of the updates, exactly. It sends the sum of all stacks before the next round.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -144,7 +144,10 @@ class HetLoRA(Tuning):
     def _note_energy(self, server_round: int) -> None:
         """Record the energy of each rank of the new global update, and show the first and last."""
         shares = self.result.note_energy(server_round)
-        text = f"energy       rank 1 has {100 * shares[0]:.3g}%, rank {len(shares)} {100 * shares[-1]:.3g}%"
+        text = (
+            f"energy       rank 1 has {100 * shares[0]:.3g}%,"
+            f" rank {len(shares)} {100 * shares[-1]:.3g}%"
+        )
         self.run.progress.note("rank_energy", text, shares=shares)
 
     # ----- the clients' weights -------------------------------------------------------------------

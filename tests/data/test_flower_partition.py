@@ -137,7 +137,9 @@ def test_items_of_a_task_have_labels(library: Any, tmp_path: Path) -> None:
             "method": "fedpetuning", "task.name": "sst2", "num-clients": 2,
             "data.path": str(tmp_path / "a.jsonl"),
             "data.partition": "flwr:PathologicalPartitioner",
-            "data.partition-arguments": "num_classes_per_partition=1, class_assignment_mode='deterministic'",
+            "data.partition-arguments": (
+                "num_classes_per_partition=1, class_assignment_mode='deterministic'"
+            ),
         }
     )  # fmt: skip
     for client in range(2):

@@ -25,7 +25,8 @@ def written(folder: Path, records: list[dict[str, str]]) -> Path:
 
 def found(node: NodeSettings, **changes: Any) -> list[list[tuple[int, ...]]]:
     flat = {
-        "method": "pooled-pruning", "privacy.epsilon": 1.0, "evaluation.local-baseline": False, "data.sequence-length": 4,
+        "method": "pooled-pruning", "privacy.epsilon": 1.0, "evaluation.local-baseline": False,
+        "data.sequence-length": 4,
     }  # fmt: skip
     given = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
     return record_sequences(parse(flat | given), node, encode, 0)

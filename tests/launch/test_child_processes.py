@@ -33,7 +33,8 @@ note("session", subprocess.Popen([sys.executable, "-c", {SLEEPS!r}], start_new_s
 deaf = subprocess.Popen([sys.executable, "-c", {IGNORES_SIGTERM!r}], stdout=subprocess.PIPE)
 deaf.stdout.readline()
 note("deaf", deaf.pid)
-orphan = f"import os, subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {SLEEPS!r}], start_new_session=True"
+orphan = f"import os, subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {SLEEPS!r}], \
+start_new_session=True"
 orphan += ", env={{'PATH': os.environ['PATH']}}, stdout=subprocess.DEVNULL); print(p.pid)"
 note("orphan", int(subprocess.run([sys.executable, "-c", orphan], stdout=subprocess.PIPE).stdout))
 note("itself", os.getpid())
@@ -51,7 +52,8 @@ import os, sys
 from pathlib import Path
 from espalier.launch.child_processes import interrupted_later, kept
 folder = Path(sys.argv[1])
-with kept([sys.executable, "-c", sys.argv[2], str(folder)], folder / "temporary", os.environ, folder) as process:
+with kept([sys.executable, "-c", sys.argv[2], str(folder)], folder / "temporary", os.environ, \
+folder) as process:
     (folder / "keeper").write_text(str(process.pid))
     process.wait()
 """

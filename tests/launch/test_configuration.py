@@ -95,7 +95,8 @@ def test_paths_are_relative_to_working_directory(
             ["fedspallm", "lora.rank=4"],
             (
                 "lora.rank = 4: method = 'fedspallm' does not read it; leave it out, or choose"
-                " method = 'fed-sb' or 'fedpetuning' or 'fedsoda' or 'fedspine' or 'flora' or 'hetlora'"
+                " method = 'fed-sb' or 'fedpetuning' or 'fedsoda' or 'fedspine' or"
+                " 'flora' or 'hetlora'"
             ),
         ),
         (

@@ -73,8 +73,8 @@ def test_every_client_file_mistake_is_told_once(config: dict[str, Any], tmp_path
         open_all(config, lambda line: pytest.fail(line))
     few, missing = str(caught.value).splitlines()
     assert few.startswith(
-        "clients 0, 2: data: the client's text gives 0 samples of 16 tokens, but data.num-samples = 2 are"
-        " needed"
+        "clients 0, 2: data: the client's text gives 0 samples of 16 tokens,"
+        " but data.num-samples = 2 are needed"
     )
     assert (
         missing

@@ -74,7 +74,9 @@ def test_name_without_an_owner_gets_a_hint(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
         EspalierError,
-        match=f"model = '{name}': there is no directory .*name it with its owner .model=OWNER/{name}",
+        match=(
+            f"model = '{name}': there is no directory .*name it with its owner .model=OWNER/{name}"
+        ),
     ):
         configuration(APP, [f"model={name}"], on_this_machine=True)
     with pytest.raises(EspalierError, match=f"model=OWNER/{name}"):

@@ -45,8 +45,9 @@ def test_statement_is_labelled_json() -> None:
         "lineage": BY_HAND,
         "node": 2**64 - 1,
         "fields": {
-            "site": "a", "code_sha256": "c" * 64, "model_sha256": "d" * 64, "device": "cpu", "threads": 1, "capability": 1.0,
-            "measured": False, "approval": False, "python": "3.11.7", "torch": "2.7.0",
+            "site": "a", "code_sha256": "c" * 64, "model_sha256": "d" * 64, "device": "cpu",
+            "threads": 1, "capability": 1.0, "measured": False, "approval": False,
+            "python": "3.11.7", "torch": "2.7.0",
         },
     }  # fmt: skip
 

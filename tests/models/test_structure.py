@@ -31,8 +31,9 @@ def plan(blocks: int = 3, bias: bool = True) -> ModelPlan:
             )
 
         linears = (
-            linear("attn.q", 24, 8, True), linear("attn.k", 12, 8, True), linear("attn.v", 12, 8, True),
-            linear("attn.o", 8, 24), linear("mlp.gate", 10, 8), linear("mlp.up", 10, 8), linear("mlp.down", 8, 10),
+            linear("attn.q", 24, 8, True), linear("attn.k", 12, 8, True),
+            linear("attn.v", 12, 8, True), linear("attn.o", 8, 24), linear("mlp.gate", 10, 8),
+            linear("mlp.up", 10, 8), linear("mlp.down", 8, 10),
         )  # fmt: skip
         return BlockPlan(index, linears, (("norm.attn.weight", (16,)),))
 

@@ -132,10 +132,10 @@ def _by_method(table: type[Table], key: str) -> str:
     readers = {method: job for method, job in jobs.items() if key in job.FEDERATION}
     if key == "rounds":
         usual = {method: job.ROUNDS for method, job in readers.items()}
-        return (
-            "The default is"
-            f" {'; '.join(f'{rounds} with {_methods(usual, rounds)}' for rounds in sorted(set(usual.values())))}."
-        )
+        defaults = [
+            f"{rounds} with {_methods(usual, rounds)}" for rounds in sorted(set(usual.values()))
+        ]
+        return f"The default is {'; '.join(defaults)}."
     if key not in OF_THE_METHOD:
         return ""
     default, attribute = OF_THE_METHOD[key]

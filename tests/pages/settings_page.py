@@ -1,9 +1,9 @@
-"""Generator of docs/reference/settings.md, the default settings in pyproject.toml, and the keyword types.
+"""Generator of docs/reference/settings.md, default settings in pyproject.toml, and keyword types.
 
     python -m tests.pages.settings_page
 
-The first two list every setting with its default, allowed values and meaning. They are written to the
-checkout that contains this package. Flower accepts only keys that pyproject.toml declares.
+The first two list every setting with its default, allowed values and meaning. They are written to
+the checkout that contains this package. Flower accepts only keys that pyproject.toml declares.
 """
 
 import json
@@ -23,7 +23,8 @@ INTRODUCTION = """# Settings
 
 After reading this page you can look up every settings key, with its default and its allowed values.
 
-Written by `python -m tests.pages.settings_page` from `espalier/settings`, the source of all settings.
+Written by `python -m tests.pages.settings_page` from `espalier/settings`, \
+the source of all settings.
 
 A run uses the defaults, then a preset of `conf/`, then `key=value` pairs:
 
@@ -42,7 +43,8 @@ NODE = """## node-config
 
 Settings of a site, including the site policy:
 `flower-supernode --node-config 'site="hospital-a" data-path="/data/notes.txt"'`.
-All keys but `site` are optional. [Deployment](../how-to/deployment.md#4-a-site) explains the setup of a site,
+All keys but `site` are optional. \
+[Deployment](../how-to/deployment.md#4-a-site) explains the setup of a site,
 and [privacy](../privacy/reference.md#site-policy) the decisions of its owner.
 """
 
@@ -158,7 +160,7 @@ def _wrapped(text: str) -> list[str]:
 
 
 def main() -> None:
-    """Write docs/reference/settings.md, the block of defaults in pyproject.toml, and the keyword types."""
+    """Write docs/reference/settings.md, the defaults in pyproject.toml, and the keyword types."""
     root = Path(__file__).parents[2]
     (root / FILE).write_text(keywords_module())
     (root / PAGE).write_text(settings_page())

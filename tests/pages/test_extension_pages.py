@@ -17,8 +17,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = ["adding-a-method", "adding-a-model-family", "adding-a-task"]
 COPIED = (
-    "client_app", "espalier", "espalier_assets", "pruning_kernels", "server_app", "strategies", "tests",
-    "pyproject.toml", "docs/reference/settings.md", "docs/privacy/index.md",
+    "client_app", "espalier", "espalier_assets", "pruning_kernels", "server_app", "strategies",
+    "tests", "pyproject.toml", "docs/reference/settings.md", "docs/privacy/index.md",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Discrete Gaussian noise: exact probabilities, no holes, and the same moments for sums of terms."""
+"""Discrete Gaussian noise: exact probabilities, no holes, the same moments for sums of terms."""
 
 import math
 from collections import Counter

@@ -43,9 +43,10 @@ def secured_superlink(own: Path, database: Path, control: int, fleet: str) -> li
     ``own`` is the folder ``server`` that ``espalier keys`` makes.
     """
     return [
-        str(BIN / programs.SUPERLINK), *superlink_options(control, fleet), "--enable-supernode-auth",
-        "--database", str(database), "--ssl-ca-certfile", str(own / "ca.crt"),
-        "--ssl-certfile", str(own / "server.pem"), "--ssl-keyfile", str(own / "server.key"),
+        str(BIN / programs.SUPERLINK), *superlink_options(control, fleet),
+        "--enable-supernode-auth", "--database", str(database),
+        "--ssl-ca-certfile", str(own / "ca.crt"), "--ssl-certfile", str(own / "server.pem"),
+        "--ssl-keyfile", str(own / "server.key"),
     ]  # fmt: skip
 
 
@@ -199,9 +200,14 @@ def federation(
                 else [str(BIN / "flower-supernode")]
             )
             supernode = [
-                *program, "--insecure", "--superlink", f"127.0.0.1:{tap.port if site == tapped_site else fleet}",
+                *program, "--insecure",
+                "--superlink", f"127.0.0.1:{tap.port if site == tapped_site else fleet}",
                 "--port", str(ports[site]),
-                "--node-config", f'site="{site}" state-dir="{folder / site}" min-tokens=1 {(more or {}).get(site, "")}',
+                "--node-config",
+                (
+                    f'site="{site}" state-dir="{folder / site}" min-tokens=1'
+                    f' {(more or {}).get(site, "")}'
+                ),
             ]  # fmt: skip
             return stack.enter_context(process(supernode, folder, f"supernode-{site}", env))
 

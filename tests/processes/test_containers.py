@@ -57,8 +57,10 @@ class Outside:
         """Return a service's command with the paths, ports and names of this machine."""
         mounts = self.mounts(name)
         places = re.compile("|".join(sorted(map(re.escape, mounts), key=len, reverse=True)))
-        words = [word if "/opt/" in word else places.sub(lambda place: str(mounts[place[0]]), word) for word in
-                 shlex.split(SERVICES[name]["command"])]  # fmt: skip
+        words = [
+            word if "/opt/" in word else places.sub(lambda place: str(mounts[place[0]]), word)
+            for word in shlex.split(SERVICES[name]["command"])
+        ]
         words = [re.sub(r"\b(0\.0\.0\.0|superlink):(\d+)", r"127.0.0.1:\2", word) for word in words]
         words = [re.sub(r"\b(909\d)\b", lambda port: self.ports[port[1]], word) for word in words]
         if words[0] == "python":

@@ -204,8 +204,9 @@ def test_killed_clientapp_is_started_again(tmp_path: Path, whole: Path) -> None:
 # ----- a simulation -------------------------------------------------------------------------------
 
 SIMULATED = (
-    "run", "pruning.strategy=iterative", "num-clients=2", "threads=1", "evaluation.max-samples=4", "data.num-samples=2",
-    "evaluation.centralized=off", "evaluation.local-baseline=false", "--no-measure", "--app", str(ROOT),
+    "run", "pruning.strategy=iterative", "num-clients=2", "threads=1", "evaluation.max-samples=4",
+    "data.num-samples=2", "evaluation.centralized=off", "evaluation.local-baseline=false",
+    "--no-measure", "--app", str(ROOT),
 )  # fmt: skip
 
 

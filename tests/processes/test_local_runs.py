@@ -180,8 +180,8 @@ def test_other_checkout_s_superlink_is_refused(tmp_path: Path, config: dict[str,
             command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
         )
         assert (
-            "this SuperLink does not belong to the checkout from which the run comes: the run comes from"
-            f" {ROOT}" in done.stdout
+            "this SuperLink does not belong to the checkout from which the run comes:"
+            f" the run comes from {ROOT}" in done.stdout
         )
         assert f"process {link.pid} of user" in done.stdout
     assert not (stranger / "runs").exists()

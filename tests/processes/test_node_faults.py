@@ -46,8 +46,9 @@ FLEET = f"{SERVER}:9092"
 CONTROL = FLEET if sites_share_port() else "127.0.0.1:9093"
 WARM, PLAIN = SITES
 TUNED = (
-    "fedpetuning", "num-clients=2", "quorum=1.0", "federation.rounds=2", "training.steps=200", "evaluation.max-samples=4",
-    "evaluation.centralized=off", "evaluation.local-baseline=false", "deadline-seconds=240.0", "attempts=4", "--app", str(ROOT),
+    "fedpetuning", "num-clients=2", "quorum=1.0", "federation.rounds=2", "training.steps=200",
+    "evaluation.max-samples=4", "evaluation.centralized=off", "evaluation.local-baseline=false",
+    "deadline-seconds=240.0", "attempts=4", "--app", str(ROOT),
 )  # fmt: skip
 """Settings of rounds that take long enough for sites to report their steps."""
 
@@ -63,7 +64,8 @@ def test_slow_lossy_network_changes_no_byte(tmp_path: Path, whole: Path) -> None
     env = environment(tmp_path / "flower")
     superlink = [
         str(BIN / "flower-superlink"), "--insecure", "--database", str(tmp_path / "superlink.db"),
-        *superlink_options(9093, FLEET), *(["--host", SERVER, "--port", "9092"] if sites_share_port() else []),
+        *superlink_options(9093, FLEET),
+        *(["--host", SERVER, "--port", "9092"] if sites_share_port() else []),
     ]  # fmt: skip
     with slow_network(delay=0.1, loss=0.02, megabits=2.0) as ends, ExitStack() as stack:
         stack.enter_context(process([*ends.server, *superlink], tmp_path, "superlink", env))

@@ -1,4 +1,4 @@
-"""Messages of nodes that a SuperLink refuses, as section 7 of docs/how-to/deployment.md quotes them."""
+"""Messages of nodes that a SuperLink refuses, as quoted in docs/how-to/deployment.md, section 7."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack

@@ -125,9 +125,12 @@ def node_command(proxied: Proxied, key_of: str, folder: Path) -> list[str]:
     key = own / f"{key_of}.key"
     return [
         str(BIN / "espalier"), "node", "--superlink", f"localhost:{proxied.proxy}",
-        "--root-certificates", str(own / "ca.crt"), "--auth-supernode-private-key", str(key), "--node-config",
-        f'site="{SITE}" site-key="{key}" model-path="{folder}/model" data-path="{folder}/notes.txt" '
-        f'state-dir="{folder}/state-{key_of}" min-tokens=1',
+        "--root-certificates", str(own / "ca.crt"), "--auth-supernode-private-key", str(key),
+        "--node-config",
+        (
+            f'site="{SITE}" site-key="{key}" model-path="{folder}/model"'
+            f' data-path="{folder}/notes.txt" state-dir="{folder}/state-{key_of}" min-tokens=1'
+        ),
     ]  # fmt: skip
 
 
@@ -137,11 +140,14 @@ def test_only_the_authenticated_site_runs_through_proxy(proxied: Proxied, tmp_pa
     for name, seed in (("notes", 1), ("public", 2)):
         (tmp_path / f"{name}.txt").write_text(private_text(seed) * 4)
     words = [
-        "fedprllm", f"model={tmp_path}/model", "data.source=files", f"data.path={tmp_path}/notes.txt", "num-clients=1",
-        "quorum=1.0", "data.num-samples=2", "data.sequence-length=16", f"evaluation.texts=public={tmp_path}/public.txt",
-        "evaluation.sequence-length=32", "evaluation.max-samples=2", "evaluation.local-baseline=false", "threads=1",
-        f"site-keys={proxied.folder}/server/sites", "enrol-seconds=1800",
-        "--app", str(ROOT), "--superlink", f"localhost:{proxied.superlink}", "--root-certificates", str(proxied.authority),
+        "fedprllm", f"model={tmp_path}/model", "data.source=files",
+        f"data.path={tmp_path}/notes.txt", "num-clients=1", "quorum=1.0", "data.num-samples=2",
+        "data.sequence-length=16", f"evaluation.texts=public={tmp_path}/public.txt",
+        "evaluation.sequence-length=32", "evaluation.max-samples=2",
+        "evaluation.local-baseline=false", "threads=1", f"site-keys={proxied.folder}/server/sites",
+        "enrol-seconds=1800", "--app", str(ROOT),
+        "--superlink", f"localhost:{proxied.superlink}",
+        "--root-certificates", str(proxied.authority),
     ]  # fmt: skip
     env = environment(tmp_path / "flower")
     refused = f"claims to be {SITE}, but does not have the key of {SITE} in site-keys"

@@ -14,8 +14,9 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 SITES = ("hospital-a", "hospital-b", "hospital-c")
 SETTINGS = (
-    "pooled-pruning", "num-clients=3", "quorum=1.0", "data.num-samples=4", "data.sequence-length=64",
-    "evaluation.max-samples=4", "evaluation.local-baseline=false", "evaluation.centralized=off", "--app", str(ROOT),
+    "pooled-pruning", "num-clients=3", "quorum=1.0", "data.num-samples=4",
+    "data.sequence-length=64", "evaluation.max-samples=4", "evaluation.local-baseline=false",
+    "evaluation.centralized=off", "--app", str(ROOT),
 )  # fmt: skip
 
 

@@ -72,9 +72,9 @@ def seen(page: Path, width: int, folder: Path) -> dict[str, Any]:
     frame.write_text(MEASURE.format(width=width, page=escape(text)), encoding="utf-8")
     assert PROGRAM is not None
     command = [
-        PROGRAM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-        "--disable-background-networking", "--disable-component-update", "--disable-sync",
-        f"--user-data-dir={folder / 'browser'}", "--window-size=1400,1000",
+        PROGRAM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+        "--no-first-run", "--disable-background-networking", "--disable-component-update",
+        "--disable-sync", f"--user-data-dir={folder / 'browser'}", "--window-size=1400,1000",
         "--virtual-time-budget=5000", "--dump-dom", frame.as_uri(),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=True)

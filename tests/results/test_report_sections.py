@@ -393,7 +393,10 @@ def test_lines_for_an_adapter(tmp_path: Path) -> None:
         (
             "owner/name",
             "SEQ_CLS",
-            f'AutoPeftModelForSequenceClassification.from_pretrained("{run.path}/adapter", num_labels',
+            (
+                "AutoPeftModelForSequenceClassification.from_pretrained("
+                f'"{run.path}/adapter", num_labels'
+            ),
         ),
     ):
         config = {"task_type": kind, "base_model_name_or_path": base, "r": 2, "lora_alpha": 4.0}

@@ -85,8 +85,8 @@ def test_one_bad_directory_does_not_hide_others(
     assert f"{tmp_path / 'nothing'}: is not a directory" in told.err
     assert f"{run.name} " in told.out
     assert (
-        f"{bad}: unreadable ({bad / 'summary.json'}: metrics.0.name = 1: Input should be a valid string"
-        in told.out
+        f"{bad}: unreadable ({bad / 'summary.json'}: metrics.0.name = 1:"
+        " Input should be a valid string" in told.out
     )
 
 

@@ -178,7 +178,8 @@ def test_code_of_the_family_is_imported_before_the_measurement(tmp_path: Path) -
     base = save_tiny_llama(tmp_path / "base")
     program = (
         "import sys; from pathlib import Path; from espalier.results.sources import Source;"
-        f" from espalier.results.use.loading import loader_of; loader_of(Source('', Path({str(base)!r})));"
+        " from espalier.results.use.loading import loader_of;"
+        f" loader_of(Source('', Path({str(base)!r})));"
         " sys.exit('transformers.models.llama.modeling_llama' not in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

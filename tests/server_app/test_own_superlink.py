@@ -278,7 +278,10 @@ def test_sentence_names_superlink_and_remedy(
     grid = object.__new__(GRIDS[0])
     with pytest.raises(
         EspalierError,
-        match="this SuperLink does not belong to the checkout from which the run comes: it belongs to ",
+        match=(
+            "this SuperLink does not belong to the checkout from which the run comes:"
+            " it belongs to "
+        ),
     ):
         entry_point.main(grid, None)  # type: ignore[arg-type]
     told = capsys.readouterr().out

@@ -88,7 +88,7 @@ def by_round(run: Path) -> list[float]:
     return [entry["perplexity"]["public"] for entry in rounds]
 
 
-# ----- what is recorded -----------------------------------------------------------------------------------------------
+# ----- what is recorded ---------------------------------------------------------------------------
 
 
 def test_settings_rounds_and_result_are_recorded(
@@ -154,7 +154,7 @@ def test_figures_are_finite_under_plain_names() -> None:
     }
 
 
-# ----- a run does not depend on it ------------------------------------------------------------------------------------
+# ----- a run does not depend on it ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fails", ["open", "log", "finish"])
@@ -193,7 +193,7 @@ def test_sites_have_no_part_in_it() -> None:
     assert not [file for file in files if "settings.tracking" in file.read_text()]
 
 
-# ----- the tools themselves -------------------------------------------------------------------------------------------
+# ----- the tools themselves -----------------------------------------------------------------------
 
 
 def resumed(bench: Bench, tool: str) -> Path:

@@ -69,12 +69,14 @@ def test_settings_do_not_change() -> None:
 
 
 OTHER_VALUES = {
-    "seed": 1, "num-clients": 3, "quorum": 0.25, "threads": 1, "device": "cpu", "dtype": "bfloat16", "model": "/m",
-    "out-dir": "elsewhere", "resume-from": "runs/x", "part-bytes": 4096, "enrol-seconds": 1.0, "deadline-seconds": 1.0,
-    "attempts": 7, "data.num-samples": 9, "data.sequence-length": 9, "evaluation.max-samples": 1,
-    "evaluation.sequence-length": 9, "evaluation.local-baseline": False, "evaluation.centralized": "off", "data.field": "body",
-    "evaluation.texts": "a=b", "pruning.sparsity": 0.25, "pruning.metric": "magnitude", "fedprllm.ties": "index",
-    "activations": "disk", "pruning.comparison-group": "layer", "fedprllm.vote-group": "row",
+    "seed": 1, "num-clients": 3, "quorum": 0.25, "threads": 1, "device": "cpu", "dtype": "bfloat16",
+    "model": "/m", "out-dir": "elsewhere", "resume-from": "runs/x", "part-bytes": 4096,
+    "enrol-seconds": 1.0, "deadline-seconds": 1.0, "attempts": 7, "data.num-samples": 9,
+    "data.sequence-length": 9, "evaluation.max-samples": 1, "evaluation.sequence-length": 9,
+    "evaluation.local-baseline": False, "evaluation.centralized": "off", "data.field": "body",
+    "evaluation.texts": "a=b", "pruning.sparsity": 0.25, "pruning.metric": "magnitude",
+    "fedprllm.ties": "index", "activations": "disk", "pruning.comparison-group": "layer",
+    "fedprllm.vote-group": "row",
 }  # fmt: skip
 
 
@@ -195,7 +197,10 @@ def test_scaled_continuation_needs_scaled_blocks(
 ) -> None:
     with pytest.raises(
         EspalierError,
-        match=r"continue-behind = 'scaled': needs pruning\.strategy = 'iterative' and weight-scaling",
+        match=(
+            r"continue-behind = 'scaled': needs pruning\.strategy = 'iterative'"
+            r" and weight-scaling"
+        ),
     ):
         parse({"fedprllm.continue-behind": "scaled", **changes})
     both = {"pruning.strategy": "iterative", "fedprllm.weight-scaling": True}

@@ -11,7 +11,8 @@ from espalier.settings.registry import METHODS
 from espalier.settings.run import parse
 
 PRIVATE = {
-    "privacy.epsilon": 4.0, "evaluation.local-baseline": False, "federation.client-weights": "equal",
+    "privacy.epsilon": 4.0, "evaluation.local-baseline": False,
+    "federation.client-weights": "equal",
 }  # fmt: skip
 
 

@@ -221,9 +221,9 @@ def test_deployed_sites_may_bring_their_data() -> None:
         == "sst2"
     )
     (line,) = mistake_lines({"method": "fedpetuning", "task.name": "sst2"})
-    assert (
-        line
-        == "task.name = 'sst2': needs data.path or data.source = 'hub', not data.source = 'documentation'"
+    assert line == (
+        "task.name = 'sst2': needs data.path or data.source = 'hub',"
+        " not data.source = 'documentation'"
     )
 
 

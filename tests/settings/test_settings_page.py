@@ -1,4 +1,4 @@
-"""A setting is said once, in the schema: the page of settings, pyproject's defaults and the presets follow it."""
+"""The schema alone defines a setting: settings page, pyproject's defaults and presets follow it."""
 
 import re
 import tomllib
@@ -39,7 +39,7 @@ def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 PYPROJECT_KEYS = flat(tomllib.loads(PYPROJECT)["tool"]["flwr"]["app"]["config"])
 
 
-# ----- what is generated ----------------------------------------------------------------------------------------------
+# ----- what is generated --------------------------------------------------------------------------
 
 
 def test_the_page_is_what_the_schema_gives() -> None:
@@ -69,7 +69,7 @@ def test_only_the_block_is_replaced() -> None:
             with_app_config(broken)
 
 
-# ----- every key ------------------------------------------------------------------------------------------------------
+# ----- every key ----------------------------------------------------------------------------------
 
 
 def test_the_schemas_keys_are_those_of_a_run() -> None:
@@ -192,12 +192,12 @@ def test_methods_say_their_rounds_and_weights(
     assert "can have `norms`" not in told
 
 
-# ----- presets --------------------------------------------------------------------------------------------------------
+# ----- presets ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.stem)
 def test_preset_holds_method_and_differences(preset: Path) -> None:
-    """The method stands there also where it is the default one, since it is what the preset is of."""
+    """The method stands there even if it is the default one, since it is what the preset is of."""
     given = flat(tomllib.loads(preset.read_text()))
     assert "method" in given
     assert [

@@ -11,9 +11,10 @@ from espalier.settings.run import parse
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("base", "int8"), ("steps", 0), ("batch-size", 0), ("accumulation", 0), ("learning-rate", 0.0),
-        ("schedule", "step"), ("weight-decay", -0.1), ("proximal", -0.01),
-        ("learning-rate", float("nan")), ("steps", 1.5), ("learning-rate", 0.11), ("learning-rate", 1e30), ("proximal", 1.1),
+        ("base", "int8"), ("steps", 0), ("batch-size", 0), ("accumulation", 0),
+        ("learning-rate", 0.0), ("schedule", "step"), ("weight-decay", -0.1), ("proximal", -0.01),
+        ("learning-rate", float("nan")), ("steps", 1.5), ("learning-rate", 0.11),
+        ("learning-rate", 1e30), ("proximal", 1.1),
     ],
 )  # fmt: skip
 def test_a_mistake_names_its_key(key: str, value: Any) -> None:

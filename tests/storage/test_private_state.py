@@ -26,7 +26,8 @@ from pathlib import Path
 from espalier.storage.client_state import PrivateState
 
 print("trying", flush=True)
-with PrivateState(Path(sys.argv[1]), "20260131-093000-0123456789ab", "ward", {"client": 3}).locked():
+with PrivateState(Path(sys.argv[1]), "20260131-093000-0123456789ab", "ward", \
+{"client": 3}).locked():
     with open(sys.argv[2], "a") as events:
         events.write("child\\n")
     print("held", flush=True)
@@ -367,7 +368,8 @@ def test_foreign_directory_is_refused_unmarked(state: PrivateState, name: str) -
         with pytest.raises(
             EspalierError,
             match=(
-                f"Espalier did not create this directory, and it contains {name}; name another state-"
+                f"Espalier did not create this directory, and it contains {name};"
+                " name another state-"
             ),
         ):
             write()

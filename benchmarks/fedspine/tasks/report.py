@@ -71,20 +71,11 @@ def _table(found: Found, fleet: str, share: str) -> list[str]:
     # Of this ratio, only the grid was measured.
     if BANDIT not in models:
         return []
+    common = ", ".join(f"{target:.4g} (seed {seed})" for seed, target in targets.items())
     lines = [
         f"## Fleet `{fleet}`, {float(share):.0%} pruned",
         "",
-        *(
-            [
-                (
-                    "All come to"
-                    f" {', '.join(f'{target:.4g} (seed {seed})' for seed, target in targets.items())}."
-                ),
-                "",
-            ]
-            if targets
-            else []
-        ),
+        *([f"All come to {common}.", ""] if targets else []),
         f"{HEAD[0]} seconds to what all come to |",
         f"{HEAD[1]}---|",
     ]
@@ -191,10 +182,8 @@ def _ratios(found: Found) -> list[str]:
             for row in found.rows
             if (row["model"], row["fleet"], row["seed"]) == (model, FLEET, "0")
         }
-        lines.append(
-            f"| {label} |"
-            f" {' | '.join(_cell([own[share]], 'score') if share in own else '' for share in shares)} |"
-        )
+        scores = [_cell([own[share]], "score") if share in own else "" for share in shares]
+        lines.append(f"| {label} | {' | '.join(scores)} |")
     return [*lines, ""]
 
 

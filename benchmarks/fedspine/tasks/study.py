@@ -68,14 +68,17 @@ def work(given: argparse.Namespace) -> None:
         A setting or file is wrong, or existing rows were measured under other conditions.
     """
     trained = {
-        "federation.rounds": given.rounds, "training.steps": given.steps, "training.batch-size": given.batch_size,
-        "training.learning-rate": given.learning_rate, "lora.targets": "all", "lora.rank": 8, "lora.alpha": 16.0,
-        "task.name": given.task, "task.max-tokens": given.max_tokens, "task.max-test-tokens": given.max_tokens,
-        "task.max-test-items": given.max_test_items, "evaluation.every": given.every, **_data(given),
+        "federation.rounds": given.rounds, "training.steps": given.steps,
+        "training.batch-size": given.batch_size, "training.learning-rate": given.learning_rate,
+        "lora.targets": "all", "lora.rank": 8, "lora.alpha": 16.0, "task.name": given.task,
+        "task.max-tokens": given.max_tokens, "task.max-test-tokens": given.max_tokens,
+        "task.max-test-items": given.max_test_items, "evaluation.every": given.every,
+        **_data(given),
     }  # fmt: skip
     common = {
-        **trained, "model": given.model, "threads": given.threads, "data.path": _path(given), "task.test-path": str(given.test),
-        "evaluation.local-baseline": False, "evaluation.centralized": "off", "num-clients": runs.DEVICES,
+        **trained, "model": given.model, "threads": given.threads, "data.path": _path(given),
+        "task.test-path": str(given.test), "evaluation.local-baseline": False,
+        "evaluation.centralized": "off", "num-clients": runs.DEVICES,
     }  # fmt: skip
     parsed = parse({**common, "method": "fedpetuning"})
     model = open_model(parsed.model)

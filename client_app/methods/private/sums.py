@@ -1,6 +1,6 @@
 """Pooled pruning with differential privacy: noisy sums over records at a client.
 
-Nothing else about the client's records leaves: there is no count, and the duration is reported as 0.
+Nothing else about the client's records leaves: there is no count, and the reported duration is 0.
 If sites share the noise of a secure sum, these sums have only the client's share of it. They then
 leave the site masked, and only in a sum with enough sites (``client_app.protocol.secure_sum``).
 """

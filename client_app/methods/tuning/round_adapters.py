@@ -88,8 +88,8 @@ def keep_blobs(
     """Store the blobs of a round, zero beyond ``rank``, and their quantization errors.
 
     Only factors that the round trains are stored: their values, or their differences from ``start``
-    if differences are sent. With error feedback, the errors are added to the blobs of the next round
-    that sends them. Returns the SHA-256 of each blob.
+    if differences are sent. With error feedback, the errors are added to the blobs of the next
+    round that sends them. Returns the SHA-256 of each blob.
     """
     federation = site.settings.federation
     store = state.blobs(server_round)

@@ -12,21 +12,25 @@ from espalier.errors import InputError
 
 TOPICS: dict[str, tuple[str, ...]] = {
     "language-statements": (
-        "compound", "assignment", "try", "raise", "with", "class", "function", "async", "for", "while", "if", "augassign",
-        "assert", "del", "return", "global", "nonlocal", "import", "break", "continue", "pass", "debugger", "else",
+        "compound", "assignment", "try", "raise", "with", "class", "function", "async", "for",
+        "while", "if", "augassign", "assert", "del", "return", "global", "nonlocal", "import",
+        "break", "continue", "pass", "debugger", "else",
     ),
     "language-data-model": (
-        "specialnames", "customization", "attribute-access", "sequence-types", "numeric-types", "context-managers",
-        "callable-types", "objects", "execmodel", "naming", "dynamic-features", "exceptions",
+        "specialnames", "customization", "attribute-access", "sequence-types", "numeric-types",
+        "context-managers", "callable-types", "objects", "execmodel", "naming", "dynamic-features",
+        "exceptions",
     ),
     "language-types": (
-        "types", "typesseq", "typesmapping", "typesmethods", "typesmodules", "typesfunctions", "typesseq-mutable", "dict",
-        "bltin-code-objects", "bltin-null-object", "bltin-type-objects", "bltin-ellipsis-object", "booleans", "truth",
+        "types", "typesseq", "typesmapping", "typesmethods", "typesmodules", "typesfunctions",
+        "typesseq-mutable", "dict", "bltin-code-objects", "bltin-null-object", "bltin-type-objects",
+        "bltin-ellipsis-object", "booleans", "truth",
     ),
     "language-expressions": (
-        "formatstrings", "string-methods", "comparisons", "strings", "operator-summary", "calls", "identifiers", "binary",
-        "subscriptions", "slicings", "exprlists", "atom-identifiers", "id-classes", "power", "unary", "bitwise", "lambda",
-        "in", "integers", "floating", "imaginary", "lists", "yield", "conversions", "attribute-references", "await",
+        "formatstrings", "string-methods", "comparisons", "strings", "operator-summary", "calls",
+        "identifiers", "binary", "subscriptions", "slicings", "exprlists", "atom-identifiers",
+        "id-classes", "power", "unary", "bitwise", "lambda", "in", "integers", "floating",
+        "imaginary", "lists", "yield", "conversions", "attribute-references", "await",
     ),
 }  # fmt: skip
 """Topics of ``pydoc_data.topics`` of each source; topics that a Python version lacks are skipped.

@@ -1,8 +1,8 @@
 """Source code of Python's standard library: text that the demo model was not trained on.
 
 There are twelve sources with different topics, one per client. Docstrings are removed, because the
-demo model was trained on them (``espalier.data.builtin.documentation``). Comments are kept as part of
-the code. The text differs slightly between Python versions.
+demo model was trained on them (``espalier.data.builtin.documentation``). Comments are kept as part
+of the code. The text differs slightly between Python versions.
 """
 
 import ast

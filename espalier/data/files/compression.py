@@ -92,6 +92,6 @@ def import_library(name: str, extra: str = "hub") -> Any:
         return import_module(name)
     except ImportError:
         raise InputError(
-            f"the library '{name.partition('.')[0]}' is not installed, which this kind of data needs;"
-            f" run: pip install -e '.[{extra}]'"
+            f"the library '{name.partition('.')[0]}' is not installed, which this kind of data"
+            f" needs; run: pip install -e '.[{extra}]'"
         ) from None

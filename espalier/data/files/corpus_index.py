@@ -1,9 +1,9 @@
 """Index of the passages or items in a client's files, so that a client reads only its own.
 
 Files are read once, in blocks. The index has one row per passage or item (``Unit``): hashes, the
-position of its record in the file, and the record's label. The rows are enough to compute the partition and the
-held-out split. For a large file they are stored in ``<state-dir>/corpora`` and used by all clients
-of this machine and all later runs, until the file changes.
+position of its record in the file, and the record's label. The rows are enough to compute the
+partition and the held-out split. For a large file they are stored in ``<state-dir>/corpora`` and
+used by all clients of this machine and all later runs, until the file changes.
 
 Covers: other users of the machine cannot read the index (owner-only permissions); two processes do
 not write at the same time (a lock); changes of the file and damage of the rows are detected, and
@@ -63,8 +63,8 @@ ROW = np.dtype(
 )
 """Format of a row.
 
-``digest`` is the hash of the unit, ``point`` its partition point, and ``side`` decides whether it is
-held out (see ``Unit``). ``start`` and ``length`` are the record's place in its file
+``digest`` is the hash of the unit, ``point`` its partition point, and ``side`` decides whether it
+is held out (see ``Unit``). ``start`` and ``length`` are the record's place in its file
 (``rows.Place``), and ``file`` the file's number. ``place`` is the unit's number within the record,
 and ``label`` the index of its label.
 """

@@ -190,7 +190,7 @@ def _lines(file: Bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def require_text(file: Bytes) -> None:
-    """Raise InputError if a file of text begins like JSON, whose syntax nobody wants to train on."""
+    """Raise InputError if a text file begins like JSON, whose syntax nobody wants to train on."""
     if _JSON.match(file.head):
         raise InputError(
             f"{file.name}: begins like JSON, not like text; for records, the name of the file must"

@@ -54,8 +54,8 @@ def ending_of(path: str) -> str:
 def open_rows(path: str, keys: str, split: str = "", other: Reader = TextRows) -> list[RowFile]:
     """Return the files that a path names, in order of their names.
 
-    Raises InputError if there is no such file, the files have different formats, or a split is named
-    and they have none.
+    Raises InputError if there is no such file, the files have different formats, or a split is
+    named and they have none.
 
     Parameters
     ----------
@@ -78,8 +78,8 @@ def open_rows(path: str, keys: str, split: str = "", other: Reader = TextRows) -
     names = sorted(str(file) for file in found if not file.name.startswith("."))
     if not names:
         raise InputError(
-            f"{place.absolute()}: names no files; check {keys}; a pattern with '**/*' also names those"
-            " of subfolders"
+            f"{place.absolute()}: names no files; check {keys}; a pattern with '**/*' also names"
+            " those of subfolders"
         )
     _require_one_format(names, path, keys)
     return [_rows_of(name, keys, other) for name in names]

@@ -1,4 +1,4 @@
-"""Records of JSON Lines files: parser of a line, and descriptions for errors, which never quote it."""
+"""Records of JSON Lines files: parser of a line, and descriptions of errors, never quoting it."""
 
 import json
 import math

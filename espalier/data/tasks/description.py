@@ -20,11 +20,13 @@ from espalier.settings.tables.task import CHAT_TEMPLATES
 PAGE = "docs/reference/tasks.md"
 INTRODUCTION = """# Tasks
 
-After reading this page you can write the records that a task needs, and say what the model reads and
+After reading this page you can write the records that a task needs, \
+and say what the model reads and
 how it is scored.
 
 Written by `python -m espalier.data.tasks.description`; `espalier tasks` prints the same.
-[Your own data](../how-to/data.md) says in which files records may be, and how to map fields that have other
+[Your own data](../how-to/data.md) says in which files records may be, \
+and how to map fields that have other
 names.
 """
 

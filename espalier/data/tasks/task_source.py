@@ -32,7 +32,7 @@ class ItemSource:
     columns_of: Mapping[str, str] = field(default_factory=dict)
     """Field of the file for each field of the task that has another name there."""
     group_field: str = ""
-    """Field whose value joins records that are never separated; empty: every item is its own group."""
+    """Field whose value joins records that are never separated; empty: every item is a group."""
 
     @property
     def columns(self) -> Sequence[str]:

@@ -159,8 +159,8 @@ def _shards_of_index(index: Path) -> list[Path]:
     shards = [index.parent / name for name in shard_names(index)]
     if missing := [shard.name for shard in shards if not shard.is_file()]:
         raise InputError(
-            f"{index}: names {', '.join(map(repr, missing))}, but these files do not exist; copy what is"
-            " missing"
+            f"{index}: names {', '.join(map(repr, missing))}, but these files do not exist; copy"
+            " what is missing"
         )
     return shards
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 EVEN = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """Architecture by ``model_type`` of a model whose blocks are alike."""
 UNEVEN = {"llama": "deci", "mistral": "deci", "qwen2": "deci"}
-"""Architecture by ``model_type`` of other models; ``deci`` has no norms of heads, as Qwen3 needs."""
+"""Architecture by ``model_type`` of other models; ``deci`` lacks the norms of heads of Qwen3."""
 ROTATES_NEIGHBOURS = ("llama", "deci")
 """Architectures whose rotary embedding pairs neighbouring rows of a head, not its two halves."""
 BIASES = {"llama": None, "deci": None, "qwen2": ("attn.q", "attn.k", "attn.v"), "qwen3": ()}
@@ -121,7 +121,8 @@ def architecture_of(model: OpenedModel) -> Architecture:
             raise InputError(
                 f"{where}: model_type = {kind!r}: its blocks differ in width or have additional"
                 " biases, for which llama.cpp has no architecture with norms of heads; use"
-                " transformers, or prune with pruning.selection = 'kind' and flap.bias-compensation = false"
+                " transformers, or prune with pruning.selection = 'kind' and"
+                " flap.bias-compensation = false"
             )
         name = UNEVEN[kind]
     return Architecture(name, model, sizes, _rope_of(model, where))

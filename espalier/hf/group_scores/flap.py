@@ -89,8 +89,8 @@ def pack_moments(moments: BlockMoments) -> bytes:
             words[squares_name(name)] = to_words(entry.square_sum, FRACTION_BITS)
     except OverflowError as error:
         raise InputError(
-            f"the inputs of a channel cannot be summed: {error}; use fewer samples, or check whether"
-            " the model is damaged"
+            f"the inputs of a channel cannot be summed: {error}; use fewer samples, or check"
+            " whether the model is damaged"
         ) from None
     return pack_tensors({**words, COUNT: np.array([tokens], np.uint64)})
 
@@ -121,8 +121,8 @@ def flap_cuts(
 ) -> Iterator[bytes]:
     """Choose the prunable groups to remove and yield the blob (``blobs.cuts``) of each block.
 
-    ``moments`` is a function from a block index to the moments of its inputs. It is called twice per
-    block if biases are compensated.
+    ``moments`` is a function from a block index to the moments of its inputs. It is called twice
+    per block if biases are compensated.
     """
     groups = Groups.of(model.plan)
     scores = {

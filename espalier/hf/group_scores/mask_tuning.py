@@ -2,8 +2,8 @@
 
 Samples pass through the blocks of the dense model with the removed groups set to zero, so that
 every block gets the input that it gets in the pruned model. Before the removed groups of a part are
-set to zero, the output that all of its groups would give is recorded. Scales bring the output of the
-kept groups close to that output, separately for each block and kind.
+set to zero, the output that all of its groups would give is recorded. Scales bring the output of
+the kept groups close to that output, separately for each block and kind.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -91,7 +91,7 @@ def normal_equations(
 
 
 RESCALE_DAMPING = 0.01
-"""Strength with which scales are pulled towards 1, relative to the mean square of a group's output."""
+"""Strength with which scales are pulled to 1, relative to the mean square of a group's output."""
 
 
 def scales_or_none(equations: Equations) -> Tensor | None:

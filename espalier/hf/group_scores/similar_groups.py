@@ -77,8 +77,8 @@ def evenly_dropped(emulator: range, number: int, rounding: Literal["nearest", "d
     """Return the ``number`` blocks of an emulator to drop at even distances (FedOT, FedBiOT).
 
     The remaining blocks are spread from the first to the last block, both of which stay if more
-    than one does. Their places are rounded to the ``nearest`` number as in Offsite-Tuning's code, or
-    ``down`` as in FedBiOT's.
+    than one does. Their places are rounded to the ``nearest`` number as in Offsite-Tuning's code,
+    or ``down`` as in FedBiOT's.
     """
     num_kept = len(emulator) - number
     last = len(emulator) - 1

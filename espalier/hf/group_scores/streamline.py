@@ -121,8 +121,8 @@ def require_streamlined(model: OpenedModel, span: int, replaced: bool) -> Iterat
     """
     if span > len(model.plan.blocks):
         raise InputError(
-            f"pruning.ratio: {span} of {count(len(model.plan.blocks), 'block')} would be removed, one of"
-            " them for the layer that is trained; lower it, or set replacement to 'none'"
+            f"pruning.ratio: {span} of {count(len(model.plan.blocks), 'block')} would be removed,"
+            " one of them for the layer that is trained; lower it, or set replacement to 'none'"
         )
     uncut = Structure.whole(model.plan)
     num_blocks = len(model.plan.blocks)

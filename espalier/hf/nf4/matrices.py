@@ -156,8 +156,8 @@ def linear_of(
 ) -> nn.Module:
     """Return a ``bitsandbytes.nn.Linear4bit`` with a quantised matrix; a bias stays on meta.
 
-    ``lookup`` are the tables of values, which all linears share; ``compute_dtype`` is the dtype of the
-    matrix product.
+    ``lookup`` are the tables of values, which all linears share; ``compute_dtype`` is the dtype of
+    the matrix product.
     """
     library = bitsandbytes()
     linear = library.nn.Linear4bit(

@@ -119,7 +119,7 @@ def require_same_logits(model: OpenedModel, computing: Computing, samples: Tenso
 
 
 def _require_same_heads(model: OpenedModel) -> None:
-    """Raise InputError if the numbers of blocks or heads differ from transformers' configuration."""
+    """Raise InputError if numbers of blocks or heads differ from transformers' configuration."""
     # Blocks of a pruned model have no common number of heads.
     if has_own_code(model.config):
         return

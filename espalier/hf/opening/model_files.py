@@ -9,7 +9,8 @@ from typing import Any
 from espalier.environment.hub_models import FURTHER_TEMPLATES, KNOWN
 
 LICENCE = re.compile(
-    r"(licen[cs]e([-_](apache|mit|bsd|code|model|agreement)([-_]?[0-9.]*[0-9])?)?|notice|copying|(acceptable[-_])?use[-_]policy)"
+    r"(licen[cs]e([-_](apache|mit|bsd|code|model|agreement)([-_]?[0-9.]*[0-9])?)?"
+    r"|notice|copying|(acceptable[-_])?use[-_]policy)"
     r"(\.(txt|md|rst|pdf))?",
     re.IGNORECASE,
 )

@@ -56,8 +56,8 @@ def require_sliceable(model: OpenedModel) -> None:
     model_type = model.config["model_type"]
     if model_type not in SLICEABLE:
         raise InputError(
-            f"{model.directory / 'config.json'}: model_type = {model_type!r}: the residual stream can be"
-            " rotated where only RMS norms read it, in models of the types"
+            f"{model.directory / 'config.json'}: model_type = {model_type!r}: the residual stream"
+            " can be rotated where only RMS norms read it, in models of the types"
             f" {', '.join(SLICEABLE)} as they were trained; name one of them"
         )
     family = model.family

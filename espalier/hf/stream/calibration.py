@@ -24,7 +24,10 @@ from pruning_kernels.selection.scores import NotFiniteError
 from pruning_kernels.sparsegpt import Factor
 
 ChoosePruneMask = Callable[[Tensor, Any], Tensor]
-"""Function (weight, statistics of its input) -> prune mask; see ``pruning_kernels.selection.local_pruning``."""
+"""Function (weight, statistics of its input) -> prune mask.
+
+See ``pruning_kernels.selection.local_pruning``.
+"""
 
 
 @torch.no_grad()
@@ -33,8 +36,8 @@ def prune_by_block(
 ) -> Iterator[tuple[int, dict[str, Tensor]]]:
     """Prune every block of the dense model for one client; yield block indices and prune masks.
 
-    The masks are bool, by canonical linear name, and have the shape of the weights. The kept weights
-    stay unchanged.
+    The masks are bool, by canonical linear name, and have the shape of the weights. The kept
+    weights stay unchanged.
 
     Parameters
     ----------

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GAP = 64 * 1024
-"""Maximum number of bytes between two kept rows that are read along; a second read takes as long."""
+"""Maximum number of bytes between two kept rows that are read too; a second read takes as long."""
 
 Stretch = tuple[int, int, int, int]
 """Range of rows in the base (first, end), and range of kept rows in it (first, end)."""

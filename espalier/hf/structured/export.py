@@ -101,8 +101,8 @@ def require_writable(
 ) -> None:
     """Refuse a pruning ratio that cannot be reached, or a form that cannot be written.
 
-    ``biases`` are the canonical names of the matrices that get a bias, and ``blocks`` those that may
-    be pruned.
+    ``biases`` are the canonical names of the matrices that get a bias, and ``blocks`` those that
+    may be pruned.
 
     Raises
     ------

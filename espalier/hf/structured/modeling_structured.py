@@ -17,9 +17,9 @@ Keys of ``structure``, all optional:
 - ``head_dim``: rows of a query, key or value matrix per head, in families without such a key
 - ``biases``: matrices that have a bias even if the family gives them none: ``attn.o`` and
   ``mlp.down``
-- ``residual_dimensions``: the residual dimensions that attention and feed-forward part of each block read and
-  write, as ranges ``"0-3,7"``. Dimensions to read are selected after the norm. The output is placed
-  in its dimensions, with zeros elsewhere.
+- ``residual_dimensions``: the residual dimensions that attention and feed-forward part of each
+  block read and write, as ranges ``"0-3,7"``. Dimensions to read are selected after the norm. The
+  output is placed in its dimensions, with zeros elsewhere.
 - ``norm_of_read``: if true, a norm divides by the root mean square of the dimensions that are read,
   instead of all dimensions
 """

@@ -87,9 +87,9 @@ class ResidualGates:
         # At least one dimension of each gate must stay.
         if target < (minimum := sum(self.costs.values())):
             raise InputError(
-                f"pruning.ratio = {ratio:g} (sft-p.ratio-of = '{scope}'): {max(target, 0)} weights of the blocks"
-                f" may stay, and {minimum} must, one residual dimension of each kind in each block;"
-                " lower it"
+                f"pruning.ratio = {ratio:g} (sft-p.ratio-of = '{scope}'): {max(target, 0)} weights"
+                f" of the blocks may stay, and {minimum} must, one residual dimension of each kind"
+                " in each block; lower it"
             )
         return target
 

@@ -144,8 +144,8 @@ def cut_trained(
 ) -> dict[str, dict[str, Tensor]]:
     """Return the trained tensors of a pruned model, by blob key and canonical name.
 
-    ``plan`` is that of the model with which ``tensors`` were trained, and ``structure`` what is kept
-    of it. Tensors outside the blocks keep their shape.
+    ``plan`` is that of the model with which ``tensors`` were trained, and ``structure`` what is
+    kept of it. Tensors outside the blocks keep their shape.
     """
     blocks_by_source = {
         block.source: (index, block) for index, block in enumerate(structure.blocks)

@@ -127,12 +127,14 @@ def _marked_by_template(
 ) -> ChatTokens:
     """Return the tokens with the places that the template marks."""
     encoded = _applied(
-        tokenizer, messages, template, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        tokenizer, messages, template, tokenize=True, return_dict=True,
+        return_assistant_tokens_mask=True
     )  # fmt: skip
     ids = tuple(encoded["input_ids"])
     if first:
         prompt = _applied(
-            tokenizer, messages[:first], template, tokenize=True, return_dict=True, add_generation_prompt=True
+            tokenizer, messages[:first], template, tokenize=True, return_dict=True,
+            add_generation_prompt=True
         )["input_ids"]  # fmt: skip
         start = common_prefix(prompt, ids)
     else:

@@ -108,7 +108,7 @@ def put_in(
 
 @torch.no_grad()
 def set_values(parameters: Mapping[str, Mapping[str, nn.Parameter]], tensors: Tensors) -> None:
-    """Copy tensors into parameters with the same blob keys, names and shapes, or else ValueError."""
+    """Copy tensors into parameters with the same blob keys, names and shapes, else ValueError."""
     for key, block in parameters.items():
         for name, parameter in block.items():
             # ``copy_`` would broadcast the single row of an adapter of rank 1.

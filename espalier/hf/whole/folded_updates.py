@@ -1,9 +1,9 @@
 """Updates that are folded into the base model, as two thin factors per matrix.
 
-The base keeps its weights ``W``, in any precision. With an adapter of scaling s and the factors P and
-Q of the folded update, the model computes ``W x + s P (Q x) + s B (A x)``. So a client adds only the
-factors, and the result is one adapter of a larger rank: ``B A + P Q`` is the product of ``[B P]`` and
-``[A; Q]``.
+The base keeps its weights ``W``, in any precision. With an adapter of scaling s and the factors P
+and Q of the folded update, the model computes ``W x + s P (Q x) + s B (A x)``. So a client adds
+only the factors, and the result is one adapter of a larger rank: ``B A + P Q`` is the product of
+``[B P]`` and ``[A; Q]``.
 """
 
 from collections.abc import Iterator, Mapping

@@ -26,7 +26,7 @@ def inner_matrices(
 ) -> Iterator[None]:
     """Add the matrices to a model with adapters within the block, if the plan has frozen bases.
 
-    ``parameters`` has the adapters' parameters by blob key and canonical name, and gets the matrices.
+    ``parameters`` has those of the adapters by blob key and canonical name, and gets the matrices.
     """
     with ExitStack() as hooks:
         for index, adapter in adapters if adapters.bases else ():

@@ -34,7 +34,8 @@ def read_bits(groups: Groups, blob: bytes) -> Cut:
     """
     if tensor_specs(blob) != bit_specs(groups):
         raise ProtocolError(
-            f"{CUT_BITS}: these are not the bits of this model's {len(groups.costs)} groups and channels"
+            f"{CUT_BITS}: these are not the bits of this model's {len(groups.costs)}"
+            " groups and channels"
         )
     words = views(blob)[CUT_BITS]
     if not has_clean_padding(words, len(groups.costs)):
@@ -88,6 +89,6 @@ def require_step(groups: Groups, before: Cut, after: Cut, ratio: float, job: Cut
     uneven = (channels % job.channel_multiple != 0) & (channels < groups.counts[1::2])
     if uneven.any():
         raise ProtocolError(
-            f"{CUT_BITS}: the channels that stay in block {int(uneven.argmax())} are not a multiple of"
-            f" {job.channel_multiple}, which is the run's channel-multiple"
+            f"{CUT_BITS}: the channels that stay in block {int(uneven.argmax())} are not a multiple"
+            f" of {job.channel_multiple}, which is the run's channel-multiple"
         )

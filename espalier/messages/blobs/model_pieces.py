@@ -25,7 +25,8 @@ from espalier.messages.parts import Sha256
 from espalier.messages.tensor_blobs import TensorSpec
 
 FILES = re.compile(
-    r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|chat_template)\.json"
+    r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab"
+    r"|chat_template)\.json"
     r"|tokenizer\.model|sentencepiece\.bpe\.model|vocab\.txt|merges\.txt|chat_template\.jinja"
     r"|model(-[0-9]{5}-of-[0-9]{5})?\.safetensors|model\.safetensors\.index\.json"
 )

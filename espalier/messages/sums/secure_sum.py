@@ -292,7 +292,8 @@ def _check_keys(order: Any, client: int) -> None:
         raise ProtocolError("ShareOrder: two clients have one site, or one key")
     if not MIN_SUM_CLIENTS <= len(clients) <= MAX_SUM_CLIENTS:
         raise ProtocolError(
-            f"ShareOrder: {len(clients)} clients, a sum needs {MIN_SUM_CLIENTS} to {MAX_SUM_CLIENTS}"
+            f"ShareOrder: {len(clients)} clients, a sum needs"
+            f" {MIN_SUM_CLIENTS} to {MAX_SUM_CLIENTS}"
         )
     if not two_thirds(len(clients)) <= order.threshold <= len(clients):
         raise ProtocolError(
@@ -414,6 +415,6 @@ CONFIRMED = (
 )
 UNMASKED = (
     "The seed of this client's own mask of this round, and shares of random secrets of the round:"
-    " of the own mask of clients in the sum, and of the mask key of clients that dropped out. Together"
-    " with those of other clients they unmask the sum and nothing else."
+    " of the own mask of clients in the sum, and of the mask key of clients that dropped out."
+    " Together with those of other clients they unmask the sum and nothing else."
 )

@@ -1,4 +1,4 @@
-"""FedPrLLM: settings and contracts. Clients send one packed prune mask per matrix, as their vote."""
+"""FedPrLLM: settings and contracts. Clients send one packed prune mask per matrix as their vote."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -67,8 +67,8 @@ class FedPrLLMSettings(MaskingSettings):
             self.weight_scaling and self.strategy == "iterative"
         ):
             raise ValueError(
-                "continue-behind = 'scaled': needs pruning.strategy = 'iterative' and weight-scaling"
-                " = true"
+                "continue-behind = 'scaled': needs pruning.strategy = 'iterative' and"
+                " weight-scaling = true"
             )
         return self
 
@@ -186,9 +186,9 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
 
 
 OBSERVER = (
-    "One bit per weight: whether this client would prune it, given its text. A reader who knows some of"
-    " the samples can recognise them in the reply, whatever `min-tokens` says. Also how long the"
-    " work took."
+    "One bit per weight: whether this client would prune it, given its text. A reader who knows"
+    " some of the samples can recognise them in the reply, whatever `min-tokens` says. Also how"
+    " long the work took."
 )
 
 EXAMPLES: dict[Kind, dict[str, Any]] = {"push": {"num_voters": [1], "decided": 2}}

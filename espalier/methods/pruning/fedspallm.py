@@ -1,4 +1,4 @@
-"""FedSpaLLM: settings and contracts. Clients send masks and kept weights of their sampled layers."""
+"""FedSpaLLM: settings and contracts. Clients send masks and kept weights of the sampled layers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -373,9 +373,9 @@ def _require_blocks(plan: ModelPlan, blocks: list[int]) -> None:
 OBSERVER = (
     "Of the layers that were sampled for this client: which weights it would prune, and the kept"
     " weights. With SparseGPT their changes depend on the second moments of the client's"
-    " activations, which the server influences by the layers that it pushed before. A reader who knows"
-    " some of the samples may recognise them. With `client-weights` = `samples` only: the number of"
-    " calibration samples. Also the largest damping, and how long the work took."
+    " activations, which the server influences by the layers that it pushed before. A reader who"
+    " knows some of the samples may recognise them. With `client-weights` = `samples` only: the"
+    " number of calibration samples. Also the largest damping, and how long the work took."
 )
 """Observer sentence of the contract of ``train``."""
 

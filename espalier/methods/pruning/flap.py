@@ -1,8 +1,8 @@
 """FLAP: settings and contracts.
 
 Clients send sums and sums of squares of the inputs of two matrices per block, in the fixed point of
-pooled pruning. Mean and variance of all clients' inputs follow from the sums. Channels that fluctuate
-least are removed.
+pooled pruning. Mean and variance of all clients' inputs follow from the sums. Channels that
+fluctuate least are removed.
 """
 
 from functools import partial

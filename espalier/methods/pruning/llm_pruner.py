@@ -82,8 +82,8 @@ class LlmPrunerSettings(StructuredSettings):
         description=(
             "Second stage of Mask Tuning: as many attention groups (or also channels, `all`) of"
             " each block are removed as before, but different ones if the loss then increases less,"
-            " by the Fisher information of each pair of masks. A client sends up to `data.num-samples`"
-            " more numbers for each group."
+            " by the Fisher information of each pair of masks. A client sends up to"
+            " `data.num-samples` more numbers for each group."
         ),
     )
     rescale: Refined = Field(
@@ -289,8 +289,8 @@ def cut_blocks(plan: ModelPlan, job: LlmPrunerSettings) -> range:
     blocks = range(job.spare_first, len(plan.blocks) - job.spare_last)
     if not blocks:
         raise ProtocolError(
-            f"llm-pruner.spare-first = {job.spare_first}, llm-pruner.spare-last = {job.spare_last}: the model has"
-            f" {len(plan.blocks)} blocks, of which none could be cut; lower them"
+            f"llm-pruner.spare-first = {job.spare_first}, llm-pruner.spare-last = {job.spare_last}:"
+            f" the model has {len(plan.blocks)} blocks, of which none could be cut; lower them"
         )
     return blocks
 
@@ -393,19 +393,19 @@ OBSERVER = (
     " pruned: weights times the gradient of this client's loss on its samples, summed over the"
     " group, or the squares of such sums, added up over samples. The site's `min-tokens` sets the"
     " minimum number of tokens. There are far fewer numbers than in the gradient; they tell which"
-    " groups the text uses. A reader who knows some of the samples may recognise them. With `rearrange`"
-    " also how the sums of each two groups of a block and kind are correlated over samples. From"
-    " this the sums of each sample can be computed except for an unknown rotation among samples, or"
-    " the sign of a single sample; with fewer samples than groups also the number of samples. Also"
-    " how long the work took."
+    " groups the text uses. A reader who knows some of the samples may recognise them. With"
+    " `rearrange` also how the sums of each two groups of a block and kind are correlated over"
+    " samples. From this the sums of each sample can be computed except for an unknown rotation"
+    " among samples, or the sign of a single sample; with fewer samples than groups also the number"
+    " of samples. Also how long the work took."
 )
 OBSERVER_OF_EQUATIONS = (
     "For each two groups or channels of a block that stay: the inner product of what they add to"
     " the residual stream, summed over all tokens of this client's samples in the pruned model, and"
     " for each the inner product with what all groups of the block would add. It tells which groups"
     " are active together on the text. The site's `min-tokens` sets the minimum number of tokens."
-    " The server chooses what is removed, and so it influences what it learns. A reader who knows some"
-    " of the samples may recognise them. Also how long the work took."
+    " The server chooses what is removed, and so it influences what it learns. A reader who knows"
+    " some of the samples may recognise them. Also how long the work took."
 )
 
 

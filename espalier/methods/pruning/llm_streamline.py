@@ -48,7 +48,8 @@ class LlmStreamlineSettings(SmallerSettings):
     """Table ``[llm-streamline]`` (Chen et al. 2025, section 2)."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
-        "rounds", "client-weights", "max-weight-ratio", "aggregation-rule", "max-update-ratio", "wire-dtype",
+        "rounds", "client-weights", "max-weight-ratio", "aggregation-rule", "max-update-ratio",
+        "wire-dtype",
     )  # fmt: skip
     RULES: ClassVar[tuple[str, ...]] = ("clipped-mean",)
     WHY_NO_OTHER_RULE = (
@@ -133,7 +134,8 @@ class LlmStreamlineSettings(SmallerSettings):
         num_removed = math.ceil(self.pruning_ratio * num_blocks - 1e-9)
         if num_removed >= num_blocks:
             raise InputError(
-                f"pruning.ratio = {self.pruning_ratio}: of {count(num_blocks, 'block')} none would stay; lower it"
+                f"pruning.ratio = {self.pruning_ratio}: of {count(num_blocks, 'block')} none would"
+                " stay; lower it"
             )
         return num_removed
 

@@ -41,7 +41,7 @@ inputs whose root mean square is 1,448 in a channel. Means of squares stay below
 square of 46,340. Smaller numbers than 2^-4 and 2^-12 are rounded, others are exact float64.
 """
 COUNT = "count"
-"""Tensor name of the count: number of tokens, or 1 if all clients count equally, or in a private run."""
+"""Tensor name of the count: number of tokens, or 1 in a private run or if clients count equally."""
 
 
 class PooledPruningSettings(MaskingSettings):
@@ -191,15 +191,15 @@ OBSERVER = (
     "For every input channel of the blocks' matrices: the sum of its squares over this client's"
     ' samples, and the number of tokens, or with `weighting = "equal"` the mean of the squares'
     " without a number. Over few tokens the means come close to the squares of single tokens; the"
-    " site's `min-tokens` sets the minimum. A reader who knows some of the samples can recognise them in"
-    " the reply, whatever `min-tokens` says. Also how long the work took."
+    " site's `min-tokens` sets the minimum. A reader who knows some of the samples can recognise"
+    " them in the reply, whatever `min-tokens` says. Also how long the work took."
 )
 
 PRIVATE_OBSERVER = (
     "For every input channel of the blocks' matrices: a sum over this client's records or groups,"
-    " each of them with norm 1, with Gaussian noise. Whoever reads all replies of the client in this"
-    " run learns of any one record or group no more than `privacy.epsilon` and `privacy.delta` allow,"
-    " if `privacy.noise` is `secure`."
+    " each of them with norm 1, with Gaussian noise. Whoever reads all replies of the client in"
+    " this run learns of any one record or group no more than `privacy.epsilon` and `privacy.delta`"
+    " allow, if `privacy.noise` is `secure`."
 )
 
 EXAMPLES: dict[Kind, dict[str, int]] = {"push": {"decided": 2}}

@@ -115,8 +115,8 @@ class SliceGptSettings(PublicTextSettings):
         kept -= kept % self.multiple
         if kept < 1:
             raise InputError(
-                f"slicegpt.width-pruning-ratio = {self.width_pruning_ratio}: of a residual stream of width"
-                f" {dense} no multiple of {self.multiple} would stay; lower it, or"
+                f"slicegpt.width-pruning-ratio = {self.width_pruning_ratio}: of a residual stream"
+                f" of width {dense} no multiple of {self.multiple} would stay; lower it, or"
                 " slicegpt.multiple"
             )
         return kept

@@ -28,8 +28,8 @@ class FedSbSettings(AdapterAveraging):
     frozen_bases: Literal["weights", "seed"] = Field(
         "weights",
         description=(
-            "Frozen factors A and B. `weights`: the first singular vectors of each matrix of the base"
-            " model; `seed`: random orthonormal vectors."
+            "Frozen factors A and B. `weights`: the first singular vectors of each matrix of the"
+            " base model; `seed`: random orthonormal vectors."
         ),
     )
 

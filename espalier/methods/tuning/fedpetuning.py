@@ -25,10 +25,10 @@ class FedPETuningSettings(AdapterAveraging):
         description=(
             "`factors`: mean of A and mean of B, as in the paper; `svd`: best approximation of the"
             " mean of the updates B A; `fedex` (FedEx-LoRA): as `factors`, and what the mean of the"
-            " updates B A has beyond it is folded into the base; `ffa` (FFA-LoRA): A keeps its initial values, and only B is"
-            " trained and sent; `rolora` (RoLoRA): clients train and send B in odd rounds and A in"
-            " even rounds. With `fedex`, `ffa` and `rolora` the mean is exactly that of the updates"
-            " B A."
+            " updates B A has beyond it is folded into the base; `ffa` (FFA-LoRA): A keeps its"
+            " initial values, and only B is trained and sent; `rolora` (RoLoRA): clients train and"
+            " send B in odd rounds and A in even rounds. With `fedex`, `ffa` and `rolora` the mean"
+            " is exactly that of the updates B A."
         ),
     )
 
@@ -87,8 +87,8 @@ class FedPETuningSettings(AdapterAveraging):
         """Return which settings need single replies; empty if none do."""
         if self.aggregation in ("svd", "fedex"):
             return (
-                f"fedpetuning.aggregation = '{self.aggregation}' averages the products B A, which do"
-                " not follow from the sums of A and of B; set it to 'factors', 'ffa' or 'rolora'"
+                f"fedpetuning.aggregation = '{self.aggregation}' averages the products B A, which"
+                " do not follow from the sums of A and of B; set it to 'factors', 'ffa' or 'rolora'"
             )
         return super().secure_sum_fault(federation)
 

@@ -276,8 +276,8 @@ def _emulator(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contra
 
 _HASH = "0" * 64
 OFFER = {
-    "what": "model", "names": ["config.json"], "sizes": [8], "file_sha256": [_HASH], "piece_bytes": 1024,
-    "piece_sha256": [_HASH],
+    "what": "model", "names": ["config.json"], "sizes": [8], "file_sha256": [_HASH],
+    "piece_bytes": 1024, "piece_sha256": [_HASH],
 }  # fmt: skip
 """Fields of an offer of the smallest model."""
 TRAINED = averaging.OBSERVER.replace(

@@ -45,13 +45,13 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
     """Table ``[fedspine]`` (Yao et al. 2025)."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
-        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "aggregation-rule", "max-update-ratio",
-        "wire-dtype", "fleet",
+        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "aggregation-rule",
+        "max-update-ratio", "wire-dtype", "fleet",
     )  # fmt: skip
     RULES: ClassVar[tuple[str, ...]] = ("clipped-mean", "mean")
     WHY_NO_OTHER_RULE = (
-        "devices keep different rows and choose different ranks, so that a coordinate exists at some"
-        " of them only"
+        "devices keep different rows and choose different ranks, so that a coordinate exists at"
+        " some of them only"
     )
     ROUNDS = 10
     FLEET = "full"
@@ -73,7 +73,8 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
         ge=0,
         description=(
             "Number of rounds of pruning in which a device that always takes the middle step"
-            " reaches `pruning.ratio`; the first is round 2, or `prune-from`. 0: half of the rounds."
+            " reaches `pruning.ratio`; the first is round 2, or `prune-from`."
+            " 0: half of the rounds."
         ),
     )
     prune_from: int = Field(

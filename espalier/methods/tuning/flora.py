@@ -23,13 +23,13 @@ class FloraSettings(AdapterAveraging):
     """
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
-        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "aggregation-rule", "max-update-ratio",
-        "fleet",
+        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "aggregation-rule",
+        "max-update-ratio", "fleet",
     )  # fmt: skip
     RULES: ClassVar[tuple[str, ...]] = ("clipped-mean", "mean")
     WHY_NO_OTHER_RULE = (
-        "it averages the updates B A, and their coordinates are those of the dense matrix, which the"
-        " server never computes"
+        "it averages the updates B A, and their coordinates are those of the dense matrix, which"
+        " the server never computes"
     )
     PRUNES = False
 

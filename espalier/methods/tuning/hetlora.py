@@ -23,14 +23,14 @@ class HetLoRASettings(AdapterAveraging):
     """
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
-        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "aggregation-rule", "max-update-ratio",
-        "wire-dtype", "fleet",
+        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "aggregation-rule",
+        "max-update-ratio", "wire-dtype", "fleet",
     )  # fmt: skip
     WEIGHTS: ClassVar[tuple[str, ...]] = ("norms", "samples", "equal")
     RULES: ClassVar[tuple[str, ...]] = ("clipped-mean", "mean")
     WHY_NO_OTHER_RULE = (
-        "clients have different ranks, so that a coordinate of the higher ranks is a number of a few"
-        " clients and zero at the others, and a median would be zero"
+        "clients have different ranks, so that a coordinate of the higher ranks is a number of a"
+        " few clients and zero at the others, and a median would be zero"
     )
     PRUNES = False
 
@@ -46,17 +46,19 @@ class HetLoRASettings(AdapterAveraging):
     rank_weights: Literal["all", "holders"] = Field(
         "all",
         description=(
-            "Clients among which each rank is averaged. `all`: clients of lower ranks count as zero,"
-            " as in the paper; `holders` (raFLoRA): only the clients that have the rank, so that"
-            " high ranks do not fade. A rank that no client of the round has stays as it is."
+            "Clients among which each rank is averaged. `all`: clients of lower ranks count as"
+            " zero, as in the paper; `holders` (raFLoRA): only the clients that have the rank, so"
+            " that high ranks do not fade. A rank that no client of the round has stays as it is."
         ),
     )
     gamma: float = Field(
         0.85,
         gt=0,
         le=1,
-        description="Self-pruning: fraction of its ranks that a client keeps if training has made its last ranks"
-        " weaker; 1: no self-pruning.",
+        description=(
+            "Self-pruning: fraction of its ranks that a client keeps if training has made its last"
+            " ranks weaker; 1: no self-pruning."
+        ),
     )
     regularisation: float = Field(
         0.005,

@@ -158,8 +158,9 @@ class Comparison:
             if name in (one.title, one.dataset, one.metric):
                 return one
         raise InputError(
-            f"--metric {name!r}: these runs have {', '.join(repr(one.title) for one in self.columns)};"
-            " name one of them, or first a run with another measure"
+            f"--metric {name!r}: these runs have"
+            f" {', '.join(repr(one.title) for one in self.columns)}; name one of them, or first a"
+            " run with another measure"
         )
 
     def axis(self, name: str) -> str:

@@ -111,8 +111,8 @@ def notes(comparison: Comparison) -> list[str]:
     for entry in comparison.entries:
         if before := [run.name for run in entry.chain[:-1]]:
             lines.append(
-                f"{entry.label}: its base model comes from {', '.join(before)}, whose bytes and time"
-                " are included"
+                f"{entry.label}: its base model comes from {', '.join(before)}, whose bytes and"
+                " time are included"
             )
     return lines
 

@@ -40,7 +40,8 @@ td.text, th.text { text-align: left; white-space: normal; min-width: 12em; }
 td.key { white-space: nowrap; }
 thead th { color: var(--soft); font-weight: 600; white-space: normal; }
 tr.federated td { font-weight: 600; }
-.small { display: block; white-space: normal; color: var(--soft); font-size: 0.85em; font-weight: 400; }
+.small { display: block; white-space: normal; color: var(--soft); font-size: 0.85em; \
+font-weight: 400; }
 code, pre { font-family: ui-monospace, "SFMono-Regular", Menlo, "DejaVu Sans Mono", monospace;
   font-size: 0.85rem; }
 td.text code, p code { overflow-wrap: anywhere; }
@@ -56,5 +57,6 @@ summary { cursor: pointer; }
   td.key { white-space: normal; overflow-wrap: anywhere; min-width: 10em; }
 }
 @media (min-width: 900px) { .figures.pair { grid-template-columns: 1fr 1fr; } }
-@media print { body { background: #ffffff; } section { break-inside: avoid; } nav { display: none; } }
+@media print { body { background: #ffffff; } section { break-inside: avoid; } \
+nav { display: none; } }
 """

@@ -38,13 +38,16 @@ PAGE = """\
 {% endfor %}
 {% for warning in summary.get("warnings") or () %}<p class="warning">Warning: {{ warning }}</p>
 {% endfor %}
-{% for reason, sites in missing.items() %}<p class="warning">Not in the result: {{ sites | join(", ") }}
+{% for reason, sites in missing.items() %}<p class="warning">Not in the result: \
+{{ sites | join(", ") }}
 ({{ reason }})</p>
 {% endfor %}
-{% for site, reason in (summary.get("refused") or {}).items() %}<p class="warning">{{ site }} was refused:
+{% for site, reason in (summary.get("refused") or {}).items() %}<p class="warning">\
+{{ site }} was refused:
 {{ reason }}</p>
 {% endfor %}
-{% if "\\n" in (summary.reason or "") and status == "failed" %}<details><summary>The whole reason</summary>
+{% if "\\n" in (summary.reason or "") and status == "failed" %}\
+<details><summary>The whole reason</summary>
 <pre>{{ summary.reason }}</pre></details>{% endif %}
 </section>
 {% if comparisons %}
@@ -54,8 +57,10 @@ PAGE = """\
 <div>
 <div class="scroll"><table>
 <thead><tr><th></th>{% for one in comparisons %}
-<th>{{ one.title }}<span class="small">{{ "lower" if one.quality.lower_is_better else "higher" }} is better
-{%- if one.quality.chance is not none %}; chance {{ one.quality.chance | number(one.digits) }}{% endif %}</span></th>
+<th>{{ one.title }}<span class="small">\
+{{ "lower" if one.quality.lower_is_better else "higher" }} is better
+{%- if one.quality.chance is not none %}; chance {{ one.quality.chance | number(one.digits) }}\
+{% endif %}</span></th>
 {% endfor %}</tr></thead>
 <tbody>{% for column, name in columns.items() %}<tr class="{{ column }}"><td>{{ name }}</td>
 {% for one in comparisons %}<td>{{ scores(one, column) }}</td>{% endfor %}
@@ -64,7 +69,8 @@ PAGE = """\
 <p class="soft">{% if "original" in columns %}Original is the model from which the chain of runs
 started, base the one from which this run did.{% else %}Dense is the base model.{% endif %}
 The local baseline is what a client gets without the others, the centralized baseline what one party
-gets that has all data. A value of several clients is their mean; below it stand the lowest and the highest one.
+gets that has all data. A value of several clients is their mean; below it stand the lowest and \
+the highest one.
 {%- if has_intervals %} Scores are of {{ summary.test_items.number }} items; their intervals contain
 the score on all such items with 95% confidence (Wilson).{% endif %}</p>
 </div></div>
@@ -112,7 +118,8 @@ after every round.</p>
 {{ head(["site", "status", "sent", "received", "work"] + client_measures) }}
 <tbody>{% for client in clients %}<tr><td>{{ client.site }}
 {%- if client.reason %}<span class="small">{{ client.reason | truncate(80) }}</span>{% endif %}
-{%- if client.capped %}<span class="small">limited: {{ client.capped | join(", ") }}</span>{% endif %}
+{%- if client.capped %}<span class="small">limited: {{ client.capped | join(", ") }}</span>\
+{% endif %}
 </td><td>{{ client.status }}</td>
 <td>{{ client.bytes_up | size }}</td><td>{{ client.bytes_down | size }}</td>
 <td>{{ client.seconds | duration }}</td>
@@ -135,7 +142,8 @@ after every round.</p>
 <td>{{ traffic | sum("down") | size }}</td>
 <td></td></tr></tbody>
 </table></div></div>
-<p class="soft">All messages that were sent, with the enrolment and with messages that were sent again
+<p class="soft">\
+All messages that were sent, with the enrolment and with messages that were sent again
 after a loss or an interruption. The other numbers of this page count finished rounds once.</p>
 </section>
 {% endif %}
@@ -146,7 +154,8 @@ after a loss or an interruption. The other numbers of this page count finished r
 <tbody>{% for row in estimates %}<tr><td>{{ row.what }}</td><td>{{ row.estimate }}</td>
 <td>{{ row.measured }}</td><td>{{ "-" if row.ratio is none else row.ratio | percent }}</td></tr>
 {%- endfor %}</tbody></table></div>
-<p class="soft">Bytes are without the enrolment and without messages that were sent again. A client's
+<p class="soft">\
+Bytes are without the enrolment and without messages that were sent again. A client's
 measured time includes reading and tokenization, which the estimate of its computing does not.
 Clients do not report their memory.</p>
 </section>
@@ -154,7 +163,8 @@ Clients do not report their memory.</p>
 {% if layers.maps or layers.notes %}
 <section id="layers"><h2>What was changed in each layer</h2>
 {% for note in layers.notes %}<p>{{ note }}</p>{% endfor %}
-<div class="figures pair">{% for one in figures.layers %}<figure>{{ one }}</figure>{% endfor %}</div>
+<div class="figures pair">\
+{% for one in figures.layers %}<figure>{{ one }}</figure>{% endfor %}</div>
 </section>
 {% endif %}
 <section id="egress"><h2>What left each site</h2>
@@ -163,14 +173,16 @@ Clients do not report their memory.</p>
 {% for log in logs %}
 <details{% if logs | length <= 2 %} open{% endif %}>
 {% set checked = log.checked %}
-<summary>{{ log.site }}: {{ checked.kinds["reply"] | count("reply", "replies") }}, {{ checked.num_bytes | size }},
+<summary>{{ log.site }}: {{ checked.kinds["reply"] | count("reply", "replies") }}, \
+{{ checked.num_bytes | size }},
 {{ "log is intact" if not checked.fault else "LOG IS BROKEN" }}</summary>
 {% if checked.fault %}<p class="warning">{{ log.file }}: {{ checked.fault }}</p>{% endif %}
 <div class="scroll"><table>
 {{ head(["message", "replies", "bytes", "tensors", "fields"]) }}
 <tbody>{% for kind in log.kinds.values() %}<tr><td>{{ kind.kind }}</td><td>{{ kind.number }}</td>
 <td>{{ kind.num_bytes | size }}</td><td>{{ kind.tensors }}
-{%- if kind.dtypes %}<span class="small">{{ kind.dtypes | sort | join(", ") }}</span>{% endif %}</td>
+{%- if kind.dtypes %}<span class="small">{{ kind.dtypes | sort | join(", ") }}</span>{% endif %}\
+</td>
 <td class="text">{{ kind.fields | sort | join(", ") }}</td></tr>{% endfor %}</tbody></table></div>
 <p class="soft">From {{ checked.first }} to {{ checked.last }}
 {%- set others = checked.entries - checked.kinds["reply"] %}
@@ -203,7 +215,8 @@ simulation copies them to its run directory at the end. Each site verifies its o
 <td class="text"><code>{{ one.value }}</code></td>
 <td class="text"><code>{{ one.default }}</code></td></tr>{% endfor %}</tbody></table></div>
 <details><summary>All settings</summary><pre>{{ settings }}</pre></details>
-<p class="soft">{% for name, number in (summary.get("versions") or {}).items() %}{{ name }} {{ number }}
+<p class="soft">{% for name, number in (summary.get("versions") or {}).items() %}\
+{{ name }} {{ number }}
 {{- ", " if not loop.last }}{% endfor %}; {{ summary.threads }} threads, {{ summary.device }}</p>
 </section>
 </main>

@@ -112,7 +112,8 @@ def _loadable(manager: Any, name: str, file: str | None, folder: Path) -> str | 
     except Exception as error:
         raise InputError(
             f"task {name!r}: its data cannot be loaded ({type(error).__name__}:"
-            f" {first_line(error)}). Without the Hugging Face hub, name a file of its records: --data {name}=FILE.jsonl"
+            f" {first_line(error)}). Without the Hugging Face hub, name a file of its records:"
+            f" --data {name}=FILE.jsonl"
         ) from None
     return spec
 
@@ -192,7 +193,7 @@ def main(document: Mapping[str, Any]) -> None:
 
     Parameters
     ----------
-    document : ``run``, ``clients``, ``with_base``, ``base``, ``device``, and the fields of ``Question``
+    document : ``run``, ``clients``, ``with_base``, ``base``, ``device``, and ``Question``'s fields
     """
     # The harness sets its own levels and bars otherwise.
     os.environ.setdefault("LMEVAL_LOG_LEVEL", "ERROR")

@@ -43,9 +43,10 @@ def _hellaswag(record: Json) -> Json:
 
 
 IN_THE_HUBS_FORM: dict[str, Callable[[Json], Json]] = {
-    "arc_easy": _arc, "arc_challenge": _arc, "mnli": _mnli, "boolq": _boolq, "hellaswag": _hellaswag,
+    "arc_easy": _arc, "arc_challenge": _arc, "mnli": _mnli, "boolq": _boolq,
+    "hellaswag": _hellaswag,
 }  # fmt: skip
-"""Conversion of a record by the harness's name of the task; other tasks take records as they are."""
+"""Conversion of a record by the harness's name of a task; other tasks take records as they are."""
 
 
 def with_local_data(task: Json, name: str, file: Path, folder: Path) -> Json:

@@ -1,4 +1,4 @@
-"""Loading of a run's models as transformers and PEFT models, without code from their directories."""
+"""Loading of a run's models as transformers and PEFT models without code from their directories."""
 
 from collections.abc import Callable
 from copy import deepcopy

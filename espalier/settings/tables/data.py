@@ -90,9 +90,9 @@ class DataSettings(Table):
         description=(
             "File, directory or pattern (`notes/*.parquet`), or with `hub` the name of a dataset"
             " (empty: the task's own dataset). The ending of a file's name gives its format:"
-            " `.jsonl`, `.json`, `.csv`, `.tsv`, `.parquet`, `.arrow`; other files are text, and may"
-            " be compressed (`.gz`, `.zst`). `{client}` stands for the client's number; without it"
-            " the records are distributed over the clients."
+            " `.jsonl`, `.json`, `.csv`, `.tsv`, `.parquet`, `.arrow`; other files are text, and"
+            " may be compressed (`.gz`, `.zst`). `{client}` stands for the client's number; without"
+            " it the records are distributed over the clients."
         ),
     )
     field: str = Field("text", min_length=1, description="Field of a record that holds the text.")
@@ -116,8 +116,8 @@ class DataSettings(Table):
         "",
         description=(
             "Prompt of the tasks `completion` and `classification`, with the fields of a record in"
-            " braces: `{question}\\n`. The answer follows after a space, unless the prompt ends with"
-            " blank space. Every client uses it."
+            " braces: `{question}\\n`. The answer follows after a space, unless the prompt ends"
+            " with blank space. Every client uses it."
         ),
     )
     labels: str = Field(

@@ -48,8 +48,8 @@ class FederationSettings(Table):
             "Weight of a client in the average. `samples`: the number of training sequences (with"
             " fedspallm, llm-streamline and slicegpt of calibration samples) that it reports."
             " `norms`: the Frobenius norm of its update. `importance`: the importance of its LoRA"
-            " modules. `importance-samples`: that importance times the number of sequences. `equal`:"
-            " the same for all clients. `paper`: as in the method's paper."
+            " modules. `importance-samples`: that importance times the number of sequences."
+            " `equal`: the same for all clients. `paper`: as in the method's paper."
         ),
     )
     max_weight_ratio: float = Field(
@@ -58,8 +58,8 @@ class FederationSettings(Table):
         description=(
             "Maximum weight of a client as a multiple of the median client's weight, and of the"
             " mean weight: with 2 no client of eight has more than 25% of the total weight. 1:"
-            " equal weights; 1000000: no limit, for sites that are trusted to count their data: with"
-            " one client of very much data the limit costs accuracy. `summary.json` lists the"
+            " equal weights; 1000000: no limit, for sites that are trusted to count their data:"
+            " with one client of very much data the limit costs accuracy. `summary.json` lists the"
             " clients whose weight was reduced (`capped`)."
         ),
     )
@@ -91,15 +91,16 @@ class FederationSettings(Table):
             " rows of fedspallm's SparseGPT, directions of slicegpt's moments, distances of"
             " llm-streamline's cosines from 1, variances of flap and scores of llm-pruner. In"
             " pooled-pruning the mean of each channel stays within this ratio. 1000000: no limit."
-            " The limit needs at least three clients. `summary.json` lists the clients that were limited (`capped`)."
+            " The limit needs at least three clients. `summary.json` lists the clients that were"
+            " limited (`capped`)."
         ),
     )
     wire_dtype: WireDtype = Field(
         "float32",
         description=(
             "Wire format of adapters and of llm-streamline's layer: 4 bytes per number, 2 with"
-            " `bfloat16`, 0.5625 with `nf4`. With `bfloat16` and `nf4` a client sends the change that"
-            " its training made; what rounding loses is added to the next update."
+            " `bfloat16`, 0.5625 with `nf4`. With `bfloat16` and `nf4` a client sends the change"
+            " that its training made; what rounding loses is added to the next update."
         ),
     )
 
@@ -107,8 +108,8 @@ class FederationSettings(Table):
         False,
         description=(
             "The server learns the sum of the clients' tensors and no client's own: clients mask"
-            " them with keys that they agree on (docs/privacy/secure-sums.md). The sum is the same, bit for"
-            " bit. It takes four more exchanges per round, and at least three clients."
+            " them with keys that they agree on (docs/privacy/secure-sums.md). The sum is the same,"
+            " bit for bit. It takes four more exchanges per round, and at least three clients."
         ),
     )
     fleet: str = Field(
@@ -223,8 +224,8 @@ class FederationSettings(Table):
         if self.aggregation_rule == "mean":
             return ""
         return (
-            f"federation.aggregation-rule = '{self.aggregation_rule}' compares single clients, whose"
-            " replies the server does not see; set it to 'mean'"
+            f"federation.aggregation-rule = '{self.aggregation_rule}' compares single clients,"
+            " whose replies the server does not see; set it to 'mean'"
         )
 
     def fleet_name(self, job: MethodSettings, *, simulation: bool) -> str:

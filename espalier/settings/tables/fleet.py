@@ -116,8 +116,8 @@ class Fleet(Table):
         """Raise InputError if a run has more clients than the fleet has devices."""
         if num_clients > self.size:
             raise InputError(
-                f"num-clients = {num_clients}: the fleet has {count(self.size, 'device')}; lower it, or"
-                " add devices to the fleet"
+                f"num-clients = {num_clients}: the fleet has {count(self.size, 'device')}; lower"
+                " it, or add devices to the fleet"
             )
 
     def drawn(self, seed: int, device: int, server_round: int) -> Conditions:

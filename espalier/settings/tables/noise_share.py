@@ -5,8 +5,8 @@ to be in the sum and not in each tensor. Sites that are not honest know their ow
 out. Let *c* of the run's sites be such sites, and let a sum have at least *t* sites. Then a sum has
 the noise of at least t - c honest sites, and each adds 1 / (t - c) of the variance.
 
-Sites that drop out before the sum is complete are not in it; *t* takes them into account. Sites that
-drop out later leave their noise in the sum.
+Sites that drop out before the sum is complete are not in it; *t* takes them into account. Sites
+that drop out later leave their noise in the sum.
 """
 
 import math
@@ -57,8 +57,8 @@ class NoiseShare:
         """
         if self.clients > MAX_CLIENTS:
             return (
-                f"num-clients = {self.clients}: at most {MAX_CLIENTS} sites can share noise, because"
-                " with more each exchanges shares with some of the others only"
+                f"num-clients = {self.clients}: at most {MAX_CLIENTS} sites can share noise,"
+                " because with more each exchanges shares with some of the others only"
             )
         if 2 * self.least_of_sum > self.clients + self.dishonest and self.honest_in_sum > 0:
             return ""

@@ -72,7 +72,8 @@ class PrivacySettings(Table):
         description=(
             "Source of noise and sampling. `secure`: the operating system of each site, so that a"
             " run does not repeat bit by bit. `seed`: the run's seed, only in a simulation; it"
-            " repeats, and protects nothing, because everybody with the seed can subtract the noise."
+            " repeats, and protects nothing, because everybody with the seed can"
+            " subtract the noise."
         ),
     )
 
@@ -149,8 +150,8 @@ def _unshared(
     own = "set it to 0, so that each site adds all of its own noise"
     if job.MECHANISM != "sums":
         return (
-            "in training each site needs all noise in every step, because the next step follows from"
-            f" it; {own}"
+            "in training each site needs all noise in every step, because the next step follows"
+            f" from it; {own}"
         )
     if not tables["federation"].secure_sum:
         return f"without federation.secure-sum the server sees each site's own sums; {own}"

@@ -60,9 +60,9 @@ class TaskSettings(Table):
     test_path: str = Field(
         "",
         description=(
-            "File with public test items, in any format of `data.path`; empty: the hub's test split, or no test. Each"
-            " score is reported with its chance level. Clients do not evaluate generated answers"
-            " (gsm8k)."
+            "File with public test items, in any format of `data.path`; empty: the hub's test"
+            " split, or no test. Each score is reported with its chance level. Clients do not"
+            " evaluate generated answers (gsm8k)."
         ),
     )
     max_test_items: int = Field(
@@ -95,9 +95,9 @@ class TaskSettings(Table):
     packing: bool = Field(
         False,
         description=(
-            "Join short training sequences to rows of up to `max-tokens` tokens. No token attends to"
-            " another record's, and positions begin again with each record. A step then trains on"
-            " `batch-size` rows in place of `batch-size` records."
+            "Join short training sequences to rows of up to `max-tokens` tokens. No token attends"
+            " to another record's, and positions begin again with each record. A step then trains"
+            " on `batch-size` rows in place of `batch-size` records."
         ),
     )
     answer_tokens: int = Field(

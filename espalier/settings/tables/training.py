@@ -34,8 +34,8 @@ class TrainingSettings(Table):
         "float32",
         description=(
             "Number format of the frozen base model. `nf4` quantises the blocks' linear layers to"
-            " 4 bits with double quantisation (needs the extra `nf4`), once per node; later they are read from"
-            " `<state-dir>/quantised`."
+            " 4 bits with double quantisation (needs the extra `nf4`), once per node; later they"
+            " are read from `<state-dir>/quantised`."
         ),
     )
     steps: int = Field(10, ge=1, description="Number of optimiser steps of a client in a round.")

@@ -164,8 +164,8 @@ class PrivateSteps:
                 rows = parameter.new_zeros(len(batch.input_ids), *parameter.shape)
             if not isinstance(rows, Tensor) or rows.shape[0] != len(batch.input_ids):
                 raise InputError(
-                    f"lora.targets: {name} sees tokens of several sequences at once, so gradients of"
-                    " single records cannot be had; train other matrices, for instance"
+                    f"lora.targets: {name} sees tokens of several sequences at once, so gradients"
+                    " of single records cannot be had; train other matrices, for instance"
                     " lora.targets = 'attn.q,attn.v', or set privacy.epsilon to 0"
                 )
             gradients[name] = rows
@@ -184,7 +184,7 @@ class PrivateSteps:
 
     @contextmanager
     def _gradients_of_sequences(self) -> Iterator[None]:
-        """Let Opacus compute the gradients of single sequences within the block, without dropout."""
+        """Let Opacus compute gradients of single sequences within the block, without dropout."""
         with importing():
             from opacus.grad_sample import GradSampleHooks
 

@@ -1,8 +1,8 @@
 """Estimate of a client's replies in a run, tensor by tensor, from the dry run of its strategy.
 
 A site does not know its number before it enrols, so the largest reply of any client counts for each
-kind of message and round. A site that has no model before the run cannot make a dry run; its messages are those of the
-method's examples, and their tensors are not known if they depend on the model.
+kind of message and round. A site that has no model before the run cannot make a dry run; its
+messages are those of the method's examples, with unknown tensors if these depend on the model.
 
 Covers: names, dtypes, shapes and bytes of tensors, and names of fields, in a run in which no client
 fails.

@@ -100,7 +100,7 @@ def whole_step_bytes(model: OpenedModel, dtype: torch.dtype, batch_size: int, to
 
 
 def _of_many(bytes_of_blocks: Callable[[int], int], present: int, blocks: int) -> int:
-    """Extrapolate to ``blocks`` from the bytes of few blocks, of which ``present`` can be traced."""
+    """Extrapolate to ``blocks`` from the bytes of few blocks; ``present`` of them can be traced."""
     num_traced = min(FEW, present)
     first = bytes_of_blocks(max(1, num_traced))
     if blocks <= num_traced:

@@ -95,7 +95,7 @@ class Work(ABC):
         return self.sizes.evaluation(self.num_evaluated(), tokens)
 
     def num_evaluated(self) -> int:
-        """Return the number of sequences that a client evaluates; that of its own text is assumed."""
+        """Return the number of sequences a client evaluates; that of its own text is assumed."""
         texts = self.traffic.tests.of_clients(self.settings).values()
         return max(sum(map(len, texts)), USUAL_SAMPLES * self.settings.evaluation.own_text)
 

@@ -132,7 +132,7 @@ class KeptResult(RunResult):
         self.kept_zeros[block.index] = zeros
 
     def note_local_models(self, sampled: Sequence[Sequence[int]], server_round: int) -> None:
-        """Set ``before`` and ``local_share``, before the round's layers are decided (equation 9)."""
+        """Set ``before`` and ``local_share`` before the round's layers are decided (equation 9)."""
         # The layers that this round does not change are part of the clients' own models.
         self.before = self.layers()
         blocks = self.model.plan.blocks

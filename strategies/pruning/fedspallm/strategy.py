@@ -463,7 +463,7 @@ class FedSpaLLM(Method):
     def _clipped(
         self, inbox: Inbox, key: str, linear: LinearPlan, clients: list[int], before: Tensor
     ) -> dict[int, Tensor]:
-        """Return factors that limit the changes of rows, (rows,) float64, of clients above the limit.
+        """Return factors that limit the changes of rows, (rows,) float64, of clients above a limit.
 
         SparseGPT changes kept weights to compensate for pruned ones, by similar amounts at all
         clients. Rows are compared by the root mean square of their changes.

@@ -217,7 +217,7 @@ def require_sub_model(base: OpenedModel, num_dropped: int) -> None:
 
 
 def sub_model_of(base: OpenedModel, kept: list[int]) -> OpenedModel:
-    """Return a model that has only the blocks ``kept`` of the base; the base if it has no others."""
+    """Return a model with only the blocks ``kept`` of the base; the base if it has no others."""
     if len(kept) == len(base.plan.blocks):
         return base
     return OpenedModel(base.directory, Structure.whole(base.plan).with_blocks(kept))

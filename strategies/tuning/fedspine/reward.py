@@ -133,8 +133,8 @@ def literal_rewards(outcomes: Mapping[int, Outcome]) -> dict[int, float]:
     """Return equation 3, ``Delta F Delta p I / |T_i - mean T|``, for the devices of a round.
 
     As in the equation, the reward is negative if the loss rose, and 0 if nothing was pruned, also
-    at the target. A gap below ``SMALLEST_GAP`` is replaced by it. If a term is not finite, the reward
-    is 0; its magnitude is at most ``LARGEST_REWARD``.
+    at the target. A gap below ``SMALLEST_GAP`` is replaced by it. If a term is not finite, the
+    reward is 0; its magnitude is at most ``LARGEST_REWARD``.
     """
     mean = _mean_seconds(outcomes)
     rewards = {}

@@ -254,7 +254,10 @@ class FedSpine(Tuning):
             if not self.result.take_cut(client, body.blobs[STRUCTURE]):
                 self._kept_their_cut.add(client)
                 site = self.rounds.roster.seats[client].site
-                why = "no new importance scores, or the target is reached; training continues with the current model"
+                why = (
+                    "no new importance scores, or the target is reached; training continues with"
+                    " the current model"
+                )
                 note = {"client": client, "site": site, "round": server_round}
                 self.run.progress.note("kept_cut", f"kept its cut {site}: {why}", **note)
 

@@ -138,7 +138,10 @@ def test_malformed_line_is_numbered_not_quoted(
         ),
         (
             '[{"text": "Anna"}]',
-            "line 1 is not a JSON object but a list; write one JSON object per line (for an array: jq -c '.[]'",
+            (
+                "line 1 is not a JSON object but a list; write one JSON object per line"
+                " (for an array: jq -c '.[]'"
+            ),
         ),
         ("{", "line 1 is not JSON: it begins an object that does not end on this line (jq -c '.'"),
         ('{"text": "Anna', "line 1 is not JSON: the string in column 10 does not end on this line"),
@@ -165,7 +168,10 @@ def test_malformed_line_is_numbered_not_quoted(
         ("7", "line 1 is not a JSON object but a number"),
         (
             '{"text": 7}',
-            "line 1, field 'text' is not a string but a number; write it as a string, or set data.field",
+            (
+                "line 1, field 'text' is not a string but a number; write it as a string,"
+                " or set data.field"
+            ),
         ),
         ('{"text": null}', "line 1, field 'text' is not a string but null"),
         ('{"text": true}', "line 1, field 'text' is not a string but a boolean"),

@@ -133,7 +133,10 @@ def test_a_column_that_is_missing_is_named(tmp_path: Path) -> None:
     write_table(tmp_path / "a.csv", [{"question": SECRET}], ",")
     with pytest.raises(
         EspalierError,
-        match="row 1 has no field 'asked' for the task's field 'instruction', it has the fields question",
+        match=(
+            "row 1 has no field 'asked' for the task's field 'instruction',"
+            " it has the fields question"
+        ),
     ):
         client_items(parse(dolly_run(tmp_path / "a.csv", "instruction=asked")), node(tmp_path), 0)
 
@@ -170,8 +173,8 @@ def test_groups_of_a_task_are_not_divided(tmp_path: Path) -> None:
     records = [{"sentence": f"tree {n}", "label": n % 2, "wood": f"w{n % 50}"} for n in range(500)]
     write_lines(tmp_path / "a.jsonl", records)
     run = {
-        "method": "fedpetuning", "task.name": "sst2", "num-clients": 2, "data.path": str(tmp_path / "a.jsonl"),
-        "data.group": "wood", "data.partition": "by-group",
+        "method": "fedpetuning", "task.name": "sst2", "num-clients": 2,
+        "data.path": str(tmp_path / "a.jsonl"), "data.group": "wood", "data.partition": "by-group",
     }  # fmt: skip
     of = {record["sentence"]: record["wood"] for record in records}
     parts = [

@@ -201,7 +201,9 @@ def test_a_named_template_replaces_a_missing_one(folder: Path) -> None:
 def test_a_template_that_fails_is_an_error(folder: Path, template: str, error: str) -> None:
     model = with_template(folder, template)
     with pytest.raises(EspalierError, match=error) as caught:
-        chat_sequences(model, item(messages=[{"role": "user", "content": SECRET}, *talk(1, 1)[1:]]), None)  # fmt: skip
+        chat_sequences(
+            model, item(messages=[{"role": "user", "content": SECRET}, *talk(1, 1)[1:]]), None
+        )
     assert SECRET not in str(caught.value)
 
 
@@ -338,7 +340,8 @@ def test_groups_of_sequences_are_those_of_their_conversations(
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     model = with_template(folder, FORGETFUL)
     settings = parse({
-        "method": "fedpetuning", "task.name": "chat", "task.max-tokens": 200, "task.packing": packing,
+        "method": "fedpetuning", "task.name": "chat", "task.max-tokens": 200,
+        "task.packing": packing,
     })  # fmt: skip
     own = {"data-path": str(file), "data-task": "chat", "data-group": "patient", "min-tokens": 1}
     node = parse_node({"site": "a"} | own)

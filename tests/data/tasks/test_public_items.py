@@ -89,8 +89,8 @@ def test_training_on_test_split_is_refused(
     assert (
         str(caught.value)
         == f"data.hub-split = {split!r}: 'validation' contains the public test items of the"
-        " task sst2, and clients must not train on them; choose another split, or name other test items in"
-        " task.test-path"
+        " task sst2, and clients must not train on them; choose another split, or name other test"
+        " items in task.test-path"
     )
 
 

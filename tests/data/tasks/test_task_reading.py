@@ -91,7 +91,10 @@ def test_wrong_field_type_is_not_quoted(task: str, tmp_path: Path) -> None:
         (
             "sst2",
             {"label": -1},
-            "field 'label' is not one of the labels negative, positive and not a number from 0 to 1",
+            (
+                "field 'label' is not one of the labels negative, positive"
+                " and not a number from 0 to 1"
+            ),
         ),
         # Python refuses to convert a string with this many digits.
         ("sst2", {"label": "1" * 5000}, "field 'label' is not one of the labels"),

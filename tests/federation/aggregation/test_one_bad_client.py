@@ -67,7 +67,7 @@ class Case:
     bad: Named
     language: str = "old"
     beyond: Mapping[str, str] = field(default_factory=dict)
-    """Changes for which the promise does not hold, with the reason; see ``docs/privacy/reference.md``."""
+    """Changes that break the promise, with the reason; see ``docs/privacy/reference.md``."""
 
 
 def scaled(**factors: float) -> Change:

@@ -21,7 +21,8 @@ SECONDS = 100.0
 METHODS: dict[str, dict[str, Any]] = {
     "fedspallm": {"federation.rounds": 2},
     "fedpetuning": {
-        "lora.rank": 8, "lora.targets": "all", "training.steps": 2, "training.batch-size": 2, "federation.rounds": 2,
+        "lora.rank": 8, "lora.targets": "all", "training.steps": 2, "training.batch-size": 2,
+        "federation.rounds": 2,
     },
 }  # fmt: skip
 """Settings of methods whose replies have several parts."""
@@ -54,8 +55,9 @@ def sites(bench: Bench, holds: str = "tensors", **changes: Any) -> InProcessGrid
     """Return a grid of real sites that share a state directory."""
     nodes = [
         {
-            "site": f"site-{client}", "data-path": str(bench.folder / f"text-{client}.txt"), "model-path": str(bench.model),
-            "min-tokens": 1, "state-dir": str(state(bench)), "require-approval": holds,
+            "site": f"site-{client}", "data-path": str(bench.folder / f"text-{client}.txt"),
+            "model-path": str(bench.model), "min-tokens": 1, "state-dir": str(state(bench)),
+            "require-approval": holds,
         }
         for client in range(bench.num_clients)
     ]  # fmt: skip

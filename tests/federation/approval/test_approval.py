@@ -179,7 +179,8 @@ def test_approval_shows_what_would_leave(
     assert header.split()[:4] == ["id", "site", "run", "method"]
     tensors = sum(len(blob["tensors"]) for blob in waiting.blobs)
     assert row.split()[:8] == [
-        waiting.id, "site-0", BY_HAND, "fedprllm", "1", "train", str(tensors), f"{waiting.num_bytes:,}",
+        waiting.id, "site-0", BY_HAND, "fedprllm", "1", "train", str(tensors),
+        f"{waiting.num_bytes:,}",
     ]  # fmt: skip
     assert decide(bench, show=[waiting.id]) == 0
     shown = capsys.readouterr().out

@@ -29,7 +29,7 @@ def test_repeated_message_gets_kept_answer(bench: Bench) -> None:
     """The repeated reply has the same duration, which a second computation would not have."""
     requests = requests_of(bench)
     for kind in ("train", "local_baseline", "evaluate"):
-        # In the iterative method ``local_baseline`` belongs to the last round, which needs votes first.
+        # In iterative runs ``local_baseline`` belongs to the last round, which needs votes first.
         if bench.method in ("fedprllm", "pooled-pruning") and kind == "local_baseline":
             requests["train"] = _second_round(requests["train"], bench)
             assert answer(bench, requests["train"]).header.status == "ok"

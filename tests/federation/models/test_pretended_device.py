@@ -19,12 +19,14 @@ from tests.tiny_model import save_tiny_llama
 DEEPER = ("fedsoda", "llm-streamline")
 """Methods that need more blocks than the bench's model has."""
 TRAINED = {
-    "federation.rounds": 2, "training.steps": 2, "training.batch-size": 2, "training.learning-rate": 0.01, "lora.rank": 2,
-    "lora.alpha": 4.0,
+    "federation.rounds": 2, "training.steps": 2, "training.batch-size": 2,
+    "training.learning-rate": 0.01, "lora.rank": 2, "lora.alpha": 4.0,
 }  # fmt: skip
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "votes at once, scaled": ("fedprllm", {"fedprllm.weight-scaling": True, "activations": "disk"}),
-    "votes block by block": ("fedprllm", {"pruning.strategy": "iterative", "pruning.metric": "ria"}),
+    "votes block by block": (
+        "fedprllm", {"pruning.strategy": "iterative", "pruning.metric": "ria"},
+    ),
     "sums": ("pooled-pruning", {"pruning.strategy": "iterative", "pruning.metric": "ria"}),
     "layers": ("fedspallm", {"federation.rounds": 2, "fedspallm.sampled-layers": 0.5}),
     "units, rearranged and rescaled": (
@@ -36,22 +38,26 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "moments of channels": ("flap", {"pruning.ratio": 0.3}),
-    "moments of the stream": ("slicegpt", {"slicegpt.width-pruning-ratio": 0.25, "slicegpt.multiple": 4}),
+    "moments of the stream": (
+        "slicegpt", {"slicegpt.width-pruning-ratio": 0.25, "slicegpt.multiple": 4},
+    ),
     "a layer in place of blocks": (
         "llm-streamline",
         {"pruning.ratio": 0.25, "llm-streamline.steps": 2, "llm-streamline.batch-size": 2,
          "federation.rounds": 1},
     ),
     "adapters": ("fedpetuning", TRAINED | {"lora.merge": True}),
-    "adapters of several ranks": ("hetlora", {**TRAINED, "lora.dropout": 0.1, "training.proximal": 0.1}),
+    "adapters of several ranks": (
+        "hetlora", {**TRAINED, "lora.dropout": 0.1, "training.proximal": 0.1},
+    ),
     "stacked adapters": ("flora", TRAINED),
     "small matrices": ("fed-sb", TRAINED),
     "a sub-model": (
         "fedsoda",
         TRAINED | {
-            "fedsoda.adapter-layers": 1, "fedsoda.group-layers": 1, "fedsoda.groups": 1, "fedsoda.pre-align-steps": 2,
-            "fedsoda.realign-steps": 2, "fedsoda.realign-every": 2, "public.samples": 4,
-            "fedsoda.emulator": "stored",
+            "fedsoda.adapter-layers": 1, "fedsoda.group-layers": 1, "fedsoda.groups": 1,
+            "fedsoda.pre-align-steps": 2, "fedsoda.realign-steps": 2, "fedsoda.realign-every": 2,
+            "public.samples": 4, "fedsoda.emulator": "stored",
         },
     ),
     "masks": ("sft-p", TRAINED | {"sft-p.embedding": 8, "sft-p.code": 4}),

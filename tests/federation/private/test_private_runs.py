@@ -29,8 +29,9 @@ pytest.importorskip("opacus", reason="needs the extra privacy")
 
 PRIVATE = {"privacy.epsilon": 4.0, "privacy.noise": "seed"}
 TUNING = {
-    "federation.rounds": 2, "training.steps": 2, "training.batch-size": 2, "training.learning-rate": 0.01,
-    "lora.rank": 2, "lora.alpha": 4.0, "federation.client-weights": "equal", "privacy.sampling-rate": 0.3,
+    "federation.rounds": 2, "training.steps": 2, "training.batch-size": 2,
+    "training.learning-rate": 0.01, "lora.rank": 2, "lora.alpha": 4.0,
+    "federation.client-weights": "equal", "privacy.sampling-rate": 0.3,
 }  # fmt: skip
 METHODS: dict[str, dict[str, Any]] = {"pooled-pruning": PRIVATE, "fedpetuning": PRIVATE | TUNING}
 

@@ -17,8 +17,9 @@ from tests.tiny_model import WORDS, save_tiny_roberta
 pytest.importorskip("opacus", reason="needs the extra privacy")
 
 PRIVATE_TUNING = {
-    "privacy.epsilon": 8.0, "privacy.noise": "seed", "privacy.sampling-rate": 0.2, "federation.client-weights": "equal",
-    "federation.rounds": 1, "training.steps": 2, "training.batch-size": 4, "lora.rank": 2, "data.source": "files",
+    "privacy.epsilon": 8.0, "privacy.noise": "seed", "privacy.sampling-rate": 0.2,
+    "federation.client-weights": "equal", "federation.rounds": 1, "training.steps": 2,
+    "training.batch-size": 4, "lora.rank": 2, "data.source": "files",
 }  # fmt: skip
 
 
@@ -41,7 +42,8 @@ def test_an_encoder_with_its_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
     model = save_tiny_roberta(tmp_path / "roberta")
     task = {
-        "task.name": "sst2", "task.max-tokens": 20, "data.path": str(tmp_path / "text-{client}.txt"),
+        "task.name": "sst2", "task.max-tokens": 20,
+        "data.path": str(tmp_path / "text-{client}.txt"),
         "task.test-path": str(tmp_path / "test.jsonl"),
     }  # fmt: skip
     shared = Home(model, home(tmp_path).public)
@@ -67,13 +69,14 @@ def test_conversations_of_a_group_are_one_unit(tmp_path: Path) -> None:
         records.append({"question": "shared", "reply": "oak", "patient": str(patient)})
     write(tmp_path / "records.jsonl", records)
     task = {
-        "model": str(shared.model), "method": "fedpetuning", "task.name": "completion", "data.prompt": "{question}\n",
-        "task.max-tokens": 40, "evaluation.local-baseline": False,
+        "model": str(shared.model), "method": "fedpetuning", "task.name": "completion",
+        "data.prompt": "{question}\n", "task.max-tokens": 40, "evaluation.local-baseline": False,
     }  # fmt: skip
     node = parse_node(
         {
-            "site": "a", "data-path": str(tmp_path / "records.jsonl"), "data-task": "completion", "data-group": "patient",
-            "data-columns": "question=question,answer=reply", "state-dir": str(tmp_path / "state"), "min-tokens": 1,
+            "site": "a", "data-path": str(tmp_path / "records.jsonl"), "data-task": "completion",
+            "data-group": "patient", "data-columns": "question=question,answer=reply",
+            "state-dir": str(tmp_path / "state"), "min-tokens": 1,
         }
     )  # fmt: skip
     run = parse(PRIVATE_TUNING | task | {"data.source": "auto"})

@@ -66,7 +66,10 @@ def test_float16_overflow_ends_a_run_at_once(tmp_path: Path) -> None:
     spoil(bench, "model.layers.1.mlp.down_proj.weight", 1e6)
     with pytest.raises(
         EspalierError,
-        match=r"down_proj.weight contains .* 'float16' overflows beyond 65504; set dtype to 'float32'",
+        match=(
+            r"down_proj.weight contains .* 'float16' overflows beyond 65504;"
+            r" set dtype to 'float32'"
+        ),
     ):
         bench.run()
 

@@ -136,7 +136,10 @@ def test_earlier_versions_are_refused_in_words(
         (run / name).write_bytes(sealed(document | {"version": 1}))
         with pytest.raises(
             EspalierError,
-            match=rf"{Path(name).name}: has version 1, but this program reads version \d; resume with the release",
+            match=(
+                rf"{Path(name).name}: has version 1, but this program reads version \d;"
+                " resume with the release"
+            ),
         ):
             one_killed.resume(run)
         (run / name).write_bytes(whole)

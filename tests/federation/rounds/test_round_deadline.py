@@ -23,8 +23,8 @@ LATE = 40
 It is a little less than the deadline of 5 seconds.
 """
 TUNING: dict[str, Any] = {
-    "lora.rank": 2, "lora.targets": "attn.q,attn.v", "training.steps": 1, "training.batch-size": 1, "federation.rounds": 2,
-    "part-bytes": 1024,
+    "lora.rank": 2, "lora.targets": "attn.q,attn.v", "training.steps": 1, "training.batch-size": 1,
+    "federation.rounds": 2, "part-bytes": 1024,
 }  # fmt: skip
 
 

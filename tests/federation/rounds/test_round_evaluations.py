@@ -13,8 +13,8 @@ from espalier.errors import EspalierError
 from tests.bench import Bench, summary
 
 TRAINED = {
-    "federation.rounds": 3, "training.steps": 2, "training.batch-size": 2, "training.learning-rate": 0.01, "lora.rank": 2,
-    "evaluation.max-samples": 4,
+    "federation.rounds": 3, "training.steps": 2, "training.batch-size": 2,
+    "training.learning-rate": 0.01, "lora.rank": 2, "evaluation.max-samples": 4,
 }  # fmt: skip
 FEDSPINE = {
     "lora.targets": "all",

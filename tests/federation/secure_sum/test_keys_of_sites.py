@@ -103,7 +103,10 @@ def test_a_site_without_peer_keys_warns(
         (
             {"require_site_keys": True, "peer_keys": ""},
             {},
-            "require-site-keys: without peer-keys the server could use the names of the other sites",
+            (
+                "require-site-keys: without peer-keys the server could use the names of the other"
+                " sites"
+            ),
         ),
         ({"min_secure_sum": 4}, {}, "min-secure-sum = 4: the sum of a round has 3 clients"),
         (

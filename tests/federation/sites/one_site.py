@@ -73,8 +73,9 @@ class OneSite:
             for name, tokens in texts.items()
         }
         fields = {
-            "names": list(texts), "num_samples": [1] * len(texts), "sequence_length": 16, "own_text": False, "test_metrics": [],
-            "test_items": 0, "test_requests": 0, "test_tokens": 0,
+            "names": list(texts), "num_samples": [1] * len(texts), "sequence_length": 16,
+            "own_text": False, "test_metrics": [], "test_items": 0, "test_requests": 0,
+            "test_tokens": 0,
         }  # fmt: skip
         return self.ask(
             "evaluate", server_round, fields, blobs={"public-samples": save(samples)}, **header

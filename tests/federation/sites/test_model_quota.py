@@ -45,12 +45,12 @@ class Server:
         self.data = data
         self.pieces = [data[at : at + piece_bytes] for at in range(0, len(data), piece_bytes)]
         self.offered = Manifest(
-            names=["model.safetensors"], sizes=[len(data)], file_sha256=[sha256(data)], piece_bytes=piece_bytes,
-            piece_sha256=[sha256(piece) for piece in self.pieces],
+            names=["model.safetensors"], sizes=[len(data)], file_sha256=[sha256(data)],
+            piece_bytes=piece_bytes, piece_sha256=[sha256(piece) for piece in self.pieces],
         )  # fmt: skip
         self.header = Header(
-            schema_version=SCHEMA_VERSION, kind="push", method="fedsoda", lineage=named(run), server_round=1, client=0,
-            attempt=1, part=0, num_parts=1,
+            schema_version=SCHEMA_VERSION, kind="push", method="fedsoda", lineage=named(run),
+            server_round=1, client=0, attempt=1, part=0, num_parts=1,
         )  # fmt: skip
         config = {"site": "ward", "state-dir": str(root / "state"), "max-model-bytes": MOST} | node
         context = Context(1, 1, config, RecordDict(), {**default_values(), "method": "fedsoda"})

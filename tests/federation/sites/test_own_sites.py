@@ -58,9 +58,8 @@ def test_file_errors_stay_in_site_s_log(
     file = bench.folder / f"{SECRET}.txt"
     file.write_bytes(content)
     told = OneSite(bench, {"data-path": str(file)}).refusal("train")
-    assert (
-        told
-        == "data-path: this site's data cannot be used for this run; the node's log gives the reason"
+    assert told == (
+        "data-path: this site's data cannot be used for this run; the node's log gives the reason"
     )
     assert SECRET in caplog.text
 
@@ -71,9 +70,8 @@ def test_numbers_of_lines_do_not_leave_either(
     file = bench.folder / "records.jsonl"
     file.write_text('{"text": "a"}\n' * 6 + "[]\n")
     told = OneSite(bench, {"data-path": str(file)}).refusal("train")
-    assert (
-        told
-        == "data-path: this site's data cannot be used for this run; the node's log gives the reason"
+    assert told == (
+        "data-path: this site's data cannot be used for this run; the node's log gives the reason"
     )
     assert "line 7 is not a JSON object" in caplog.text
 

@@ -19,10 +19,14 @@ from tests.run_names import named
     [
         ({}, {"threads": 1000}, "threads = 1000: at most [0-9]+ are allowed here"),
         ({}, {"data__num_samples": 5000}, "max-samples = 4096: data.num-samples = 5000"),
-        ({}, {"method": "fedpetuning", "training__batch_size": 16385}, "max-batch-tokens = 262144: .* of a sequence = 262160"),
-        ({"max-rounds": 2}, {"method": "fedspallm", "federation__rounds": 3}, "max-rounds = 2: federation.rounds = 3"),
-        ({"allowed-methods": "fedspallm,hetlora"}, {}, "allowed-methods = 'fedspallm,hetlora': the run's method is 'fedprllm'"),
-        ({"require-site-keys": True}, {}, "require-site-keys: in this run anyone could use this site's name"),
+        ({}, {"method": "fedpetuning", "training__batch_size": 16385},
+         "max-batch-tokens = 262144: .* of a sequence = 262160"),
+        ({"max-rounds": 2}, {"method": "fedspallm", "federation__rounds": 3},
+         "max-rounds = 2: federation.rounds = 3"),
+        ({"allowed-methods": "fedspallm,hetlora"}, {},
+         "allowed-methods = 'fedspallm,hetlora': the run's method is 'fedprllm'"),
+        ({"require-site-keys": True}, {},
+         "require-site-keys: in this run anyone could use this site's name"),
     ],
 )  # fmt: skip
 def test_disallowed_run_is_refused_in_words(
@@ -53,8 +57,10 @@ def test_public_texts_are_bounded(bench: Bench) -> None:
     site = OneSite(bench, {"max-samples": 60}, data__num_samples=2, evaluation__max_samples=0)
     assert site.ask("train").header.status == "ok"
     texts = {name: list(range(16)) for name in ("a", "b")}
-    fields = {"names": list(texts), "num_samples": [67, 67], "sequence_length": 16, "own_text": False, "test_metrics": [],
-               "test_items": 0, "test_requests": 0, "test_tokens": 0}  # fmt: skip
+    fields = {
+        "names": list(texts), "num_samples": [67, 67], "sequence_length": 16, "own_text": False,
+        "test_metrics": [], "test_items": 0, "test_requests": 0, "test_tokens": 0,
+    }  # fmt: skip
     samples = {
         name: torch.tensor([tokens] * 67, dtype=torch.int32).numpy()
         for name, tokens in texts.items()

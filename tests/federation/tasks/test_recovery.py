@@ -23,8 +23,8 @@ from tests.federation.tasks.task_runs import bench_of, metric, reviews
 
 CPU = Computing(torch.device("cpu"), torch.float32, 1)
 TUNED: dict[str, Any] = {
-    "federation.rounds": 1, "training.steps": 3, "training.learning-rate": 0.05, "lora.rank": 2, "lora.targets": "all",
-    "lora.merge": True, "evaluation.max-samples": 0,
+    "federation.rounds": 1, "training.steps": 3, "training.learning-rate": 0.05, "lora.rank": 2,
+    "lora.targets": "all", "lora.merge": True, "evaluation.max-samples": 0,
 }  # fmt: skip
 
 

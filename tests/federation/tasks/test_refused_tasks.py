@@ -122,8 +122,8 @@ def test_answers_without_room_are_refused_early(
         for record in sums(99)
     )
     told = (
-        rf"task.answer-tokens = 256: .*{prompt} tokens. this makes {prompt + 256} tokens, .* 64 .* to"
-        rf" {64 - prompt} or less"
+        rf"task.answer-tokens = 256: .*{prompt} tokens. this makes {prompt + 256} tokens, .* 64 .*"
+        rf" to {64 - prompt} or less"
     )
     with pytest.raises(EspalierError, match=told):
         bench.run()

@@ -95,7 +95,8 @@ import sys
 from pathlib import Path
 sys.modules["bitsandbytes"] = None
 from tests.bench import Bench
-settings = {{"federation.rounds": 1, "training.steps": 1, "training.batch-size": 2, "evaluation.own-text": False}}
+settings = {{"federation.rounds": 1, "training.steps": 1, "training.batch-size": 2, \
+"evaluation.own-text": False}}
 print(Bench(Path({str(tmp_path)!r}), "fedpetuning", settings, num_clients=2).run() / "adapter")
 """
     done = in_a_process(program)

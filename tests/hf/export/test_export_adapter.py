@@ -41,8 +41,8 @@ SAMPLES = token_sequences(2, 9)
 CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "llama": llama_config,
     "opt": lambda: OPTConfig(
-        vocab_size=VOCABULARY, hidden_size=32, ffn_dim=48, word_embed_proj_dim=24, num_hidden_layers=3, num_attention_heads=4,
-        max_position_embeddings=64, init_std=0.2,
+        vocab_size=VOCABULARY, hidden_size=32, ffn_dim=48, word_embed_proj_dim=24,
+        num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=64, init_std=0.2,
     ),
 }  # fmt: skip
 PLANS: dict[str, dict[str, Any]] = {
@@ -141,8 +141,9 @@ def test_the_description_by_hand(models: dict[str, OpenedModel], tmp_path: Path)
         Result(models["llama"], **PLANS["all matrices"]).export(tmp_path / "adapter")
     )
     wanted = {
-        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 3, "lora_alpha": 4, "lora_dropout": 0.0, "bias": "none",
-        "inference_mode": True, "base_model_name_or_path": str(models["llama"].directory),
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 3, "lora_alpha": 4, "lora_dropout": 0.0,
+        "bias": "none", "inference_mode": True,
+        "base_model_name_or_path": str(models["llama"].directory),
         "target_modules": [
             "mlp.down_proj", "mlp.gate_proj", "mlp.up_proj",
             "self_attn.k_proj", "self_attn.o_proj", "self_attn.q_proj", "self_attn.v_proj",
@@ -374,7 +375,8 @@ warnings.simplefilter("error", DeprecationWarning)
 warnings.simplefilter("error", FutureWarning)
 from espalier.hf.export.adapter import in_peft
 from transformers import AutoModelForCausalLM
-in_peft(AutoModelForCausalLM.from_pretrained({str(result.model.directory)!r}), {str(tmp_path / "adapter")!r})
+in_peft(AutoModelForCausalLM.from_pretrained({str(result.model.directory)!r}), \
+{str(tmp_path / "adapter")!r})
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False

@@ -77,7 +77,7 @@ def require_equal(model: OpenedModel, edits: Edits, found: dict[str, Any], text:
         so_far = list(tokens)
         for token in answer:
             row = logits(so_far)[-1]
-            # llama.cpp rounds keys and values to float16, so either of two nearly equal tokens wins.
+            # llama.cpp rounds keys and values to float16, so either of two very close tokens wins.
             assert row[token] >= row.max() - 5e-3, prompt
             so_far.append(token)
     tokens = model.tokenizer(text)["input_ids"]

@@ -23,12 +23,13 @@ from tests.hf.tiny_models import (
 )
 
 OPT: dict[str, Any] = {
-    "vocab_size": VOCABULARY, "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "max_position_embeddings": 16, "word_embed_proj_dim": 32,
+    "vocab_size": VOCABULARY, "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "max_position_embeddings": 16, "word_embed_proj_dim": 32,
 }  # fmt: skip
 QWEN3: dict[str, Any] = {
-    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    "max_position_embeddings": 64,
 }  # fmt: skip
 
 

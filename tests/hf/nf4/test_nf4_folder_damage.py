@@ -152,7 +152,8 @@ def test_another_quantisation_is_named(
     with pytest.raises(
         EspalierError,
         match=(
-            rf"config.json: quantization_config is set, with {message}.*; name the model before quantisation"
+            f"config.json: quantization_config is set, with {message}.*;"
+            " name the model before quantisation"
         ),
     ):
         OpenedModel(folder)

@@ -23,8 +23,10 @@ from espalier.hf.nf4.matrices import (
 )
 from espalier.hf.nf4.matrices import dequantised as dequantised_matrix
 
-LEVELS = [-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.09105004, 0.0,
-          0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0]  # fmt: skip
+LEVELS = [
+    -1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.09105004, 0.0,
+    0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0,
+]  # fmt: skip
 """Levels of QLoRA, appendix E."""
 SHAPES = [(64, 128), (7, 64), (33, 192), (1, 64)]
 """Shapes, some with a number of rows that is not a multiple of 32."""

@@ -166,7 +166,10 @@ F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
             1e300,
             torch.float64,
             F32,
-            r"'float32' overflows beyond 3.4028e\+38; no supported dtype can represent them: name another model",
+            (
+                r"'float32' overflows beyond 3.4028e\+38; no supported dtype can represent them:"
+                r" name another model"
+            ),
         ),
     ],
 )

@@ -8,15 +8,17 @@ import pytest
 from espalier.hf.opening.model_files import copy_other_files, public_name
 
 BELONGS = [
-    "config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer.model",
-    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt",
-    "sentencepiece.bpe.model", "chat_template.jinja", "LICENSE", "LICENSE.txt", "LICENSE.md", "licence-model.pdf", "Notice",
-    "USE_POLICY.md", "COPYING", "LICENSE-APACHE-2.0", "license_mit.txt",
+    "config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer.json",
+    "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "merges.txt", "vocab.txt", "sentencepiece.bpe.model", "chat_template.jinja",
+    "LICENSE", "LICENSE.txt", "LICENSE.md", "licence-model.pdf", "Notice", "USE_POLICY.md",
+    "COPYING", "LICENSE-APACHE-2.0", "license_mit.txt",
 ]  # fmt: skip
 DOES_NOT = [
-    "wiki_heldout.txt", "train.json", "README.md", "model.safetensors", "pytorch_model.bin", "optimizer.pt", "model.gguf",
-    "trainer_state.json", "notes.md", "patients.jsonl", "modeling_custom.py", ".hidden", "licensed.txt", "LICENSE.json",
-    "config.json.bak", "noticeboard.txt", "notice_to_patients.txt", "license-server-password.txt", "Licence-keys.txt",
+    "wiki_heldout.txt", "train.json", "README.md", "model.safetensors", "pytorch_model.bin",
+    "optimizer.pt", "model.gguf", "trainer_state.json", "notes.md", "patients.jsonl",
+    "modeling_custom.py", ".hidden", "licensed.txt", "LICENSE.json", "config.json.bak",
+    "noticeboard.txt", "notice_to_patients.txt", "license-server-password.txt", "Licence-keys.txt",
     "copying.notes.md",
 ]  # fmt: skip
 

@@ -32,8 +32,9 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         return save_model(tmp_path_factory.mktemp(request.param), tiny_config(request.param))
     if request.param == "opt":
         config = OPTConfig(
-            vocab_size=VOCABULARY, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4,
-            max_position_embeddings=16, word_embed_proj_dim=16, do_layer_norm_before=False,
+            vocab_size=VOCABULARY, hidden_size=32, ffn_dim=48, num_hidden_layers=2,
+            num_attention_heads=4, max_position_embeddings=16, word_embed_proj_dim=16,
+            do_layer_norm_before=False,
         )  # fmt: skip
         return save_model(tmp_path_factory.mktemp("opt"), config)
     return save_model(

@@ -1,4 +1,4 @@
-"""Sums of squared inputs: errors, and masks of several parties in the dense and the pruned model."""
+"""Sums of squared inputs: errors, and masks of several parties in the dense and pruned model."""
 
 from pathlib import Path
 from typing import Any

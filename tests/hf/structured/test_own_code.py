@@ -25,7 +25,8 @@ import sys, torch
 from transformers import AutoModelForCausalLM
 samples = torch.load("samples.pt")
 for path in sys.argv[1:]:
-    model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True, \
+dtype=torch.float32).eval()
     torch.save(model(input_ids=samples).logits, f"{path}.pt")
 assert not any(name.startswith("espalier") for name in sys.modules)
 """

@@ -79,7 +79,8 @@ def kept_by_hand(block: object, name: str, shape: torch.Size) -> tuple[list[int]
     kinds = {
         "attn.q": ("q", "attn_reads"), "attn.k": ("k", "attn_reads"), "attn.v": ("k", "attn_reads"),
         "attn.o": ("attn_writes", "q"),
-        "mlp.gate": ("channels", "mlp_reads"), "mlp.up": ("channels", "mlp_reads"), "mlp.down": ("mlp_writes", "channels"),
+        "mlp.gate": ("channels", "mlp_reads"), "mlp.up": ("channels", "mlp_reads"),
+        "mlp.down": ("mlp_writes", "channels"),
     }  # fmt: skip
     found = []
     for side, kind in enumerate(kinds[name]):

@@ -165,9 +165,11 @@ def test_it_says_what_a_run_would_send(
         line.startswith("train of rounds 1-3: Adapters trained on this client's data")
         for line in lines
     )
-    assert [line.split()[0] for line in lines if line.startswith(("enrol ", "local_baseline ", "evaluate "))] == [
-        "enrol", "local_baseline", "evaluate",
-    ]  # fmt: skip
+    assert [
+        line.split()[0]
+        for line in lines
+        if line.startswith(("enrol ", "local_baseline ", "evaluate "))
+    ] == ["enrol", "local_baseline", "evaluate"]
 
 
 def test_server_s_choices_are_told_as_bounds(
@@ -255,7 +257,10 @@ def test_site_without_base_model_is_checked(
 
 
 def test_node_configuration_is_read_as_by_flower(tmp_path: Path) -> None:
-    given = 'site="hospital-a" data-path="/data/my notes.txt" num-samples=16 own-text=true capability=1.5'
+    given = (
+        'site="hospital-a" data-path="/data/my notes.txt" num-samples=16 own-text=true'
+        " capability=1.5"
+    )
     expected = {
         "site": "hospital-a",
         "data-path": "/data/my notes.txt",

@@ -334,7 +334,10 @@ def test_nor_one_that_somebody_made_meanwhile(
         (("--site", "c", "--site", "c"), "--site 'c': is given more than once"),
         (
             ("--server", "https://x.org"),
-            "--server 'https://x.org': is not a host name or address; write it without scheme and port",
+            (
+                "--server 'https://x.org': is not a host name or address;"
+                " write it without scheme and port"
+            ),
         ),
         (("--server", "x.org:9092"), "--server 'x.org:9092'"),
         (("--server", "-x.org"), "--server '-x.org'"),

@@ -17,7 +17,7 @@ from espalier.launch.sweep_grid import MAX_CHARACTERS, Cell, cells_of, split_val
 ROOT = Path(__file__).parents[3]
 
 
-# ----- grid -----------------------------------------------------------------------------------------------------------
+# ----- grid ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_quoted_value_is_the_setting() -> None:
     assert settings.lora.targets == "attn.q,attn.k"
 
 
-# ----- cells on disk --------------------------------------------------------------------------------------------------
+# ----- cells on disk ------------------------------------------------------------------------------
 
 
 def save(folder: Path, name: str, status: str | None) -> Path:
@@ -110,11 +110,11 @@ def test_last_run_of_a_cell_is_resumed_unless_completed(tmp_path: Path, status: 
     assert words_of(cell, tmp_path) is None
 
 
-# ----- the command ----------------------------------------------------------------------------------------------------
+# ----- the command --------------------------------------------------------------------------------
 
 
 class Runs:
-    """Replacement for ``espalier run`` and for the modules of the app; it writes run directories."""
+    """Replacement for ``espalier run`` and the modules of the app; it writes run directories."""
 
     def __init__(self) -> None:
         self.codes: dict[str, int | Exception] = {}

@@ -32,7 +32,8 @@ PLAN = ModelPlan(BLOCKS, 1000, head_dim=2, heads_per_group=2)
 GROUPS = Groups.of(PLAN)
 KEYS = ["block-0000", "block-0001"]
 REPORT = {
-    "seconds": 1.0, "samples": 0, "skipped_steps": 0, "rank": 2, "loss_before": 2.125, "loss_after": 2.0, "taylor": 1.23e-7,
+    "seconds": 1.0, "samples": 0, "skipped_steps": 0, "rank": 2, "loss_before": 2.125,
+    "loss_after": 2.0, "taylor": 1.23e-7,
 }  # fmt: skip
 
 

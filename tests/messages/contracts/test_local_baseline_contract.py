@@ -56,7 +56,10 @@ def test_it_is_for_the_last_round(given: dict[str, Any], last: int) -> None:
     for server_round in (0, last - 1, last + 1):
         with pytest.raises(
             EspalierError,
-            match=f"local_baseline of round {server_round} does not exist, the run ends with round {last}",
+            match=(
+                f"local_baseline of round {server_round} does not exist,"
+                f" the run ends with round {last}"
+            ),
         ):
             contract_for(request(given, server_round), lambda: PLAN, settings)
 

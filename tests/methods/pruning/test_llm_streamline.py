@@ -26,9 +26,10 @@ from tests.methods.pruning.test_flap import all_samples
 
 SPAN = 2
 PATHS = {
-    "attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj", "attn.v": "self_attn.v_proj", "attn.o": "self_attn.o_proj",
-    "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj",
-    "norm.attn": "input_layernorm", "norm.mlp": "post_attention_layernorm",
+    "attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj", "attn.v": "self_attn.v_proj",
+    "attn.o": "self_attn.o_proj", "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj", "norm.attn": "input_layernorm",
+    "norm.mlp": "post_attention_layernorm",
 }  # fmt: skip
 NAMES = {f"{name}.weight": f"{path}.weight" for name, path in PATHS.items()}
 

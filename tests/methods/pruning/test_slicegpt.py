@@ -272,8 +272,8 @@ class TestSliceGpt(Promises):
 
     def test_empty_width_is_refused_early(self, bench: Bench) -> None:
         words = (
-            r"slicegpt.width-pruning-ratio = 0.8: of a residual stream of width 16 no multiple of 4 would stay;"
-            r" lower it, or slicegpt.multiple"
+            r"slicegpt.width-pruning-ratio = 0.8: of a residual stream of width 16 no multiple of 4"
+            r" would stay; lower it, or slicegpt.multiple"
         )
         with pytest.raises(EspalierError, match=words):
             bench.run(slicegpt__width_pruning_ratio=0.8)
@@ -282,8 +282,8 @@ class TestSliceGpt(Promises):
     def test_model_without_rms_norms_is_refused_early(self, bench: Bench, tmp_path: Path) -> None:
         other = tmp_path / "opt"
         config = OPTConfig(
-            vocab_size=300, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, ffn_dim=24, word_embed_proj_dim=16,
-            max_position_embeddings=64,
+            vocab_size=300, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, ffn_dim=24,
+            word_embed_proj_dim=16, max_position_embeddings=64,
         )  # fmt: skip
         OPTForCausalLM(config).save_pretrained(other)
         for file in bench.model.glob("token*"):
@@ -291,7 +291,8 @@ class TestSliceGpt(Promises):
         with pytest.raises(
             EspalierError,
             match=(
-                "model_type = 'opt': the residual stream can be rotated where only RMS norms read it"
+                "model_type = 'opt': the residual stream can be rotated where"
+                " only RMS norms read it"
             ),
         ):
             bench.run(model=str(other))

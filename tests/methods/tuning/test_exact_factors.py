@@ -1,4 +1,4 @@
-"""FFA-LoRA and RoLoRA: only one factor is trained in a round, so the mean is that of the updates."""
+"""FFA-LoRA and RoLoRA: a round trains only one factor, so the mean is that of the updates."""
 
 from pathlib import Path
 from typing import Any, ClassVar

@@ -240,8 +240,9 @@ class TestFedPETuning(FedPETuningRuns, Promises):
         """Return the reply of the first client to an order."""
         header = Header.model_validate(
             {
-                "schema_version": SCHEMA_VERSION, "kind": "train", "method": "fedpetuning", "lineage": BY_HAND, "attempt": 1,
-                "server_round": server_round, "client": 0, "part": 0, "num_parts": 1,
+                "schema_version": SCHEMA_VERSION, "kind": "train", "method": "fedpetuning",
+                "lineage": BY_HAND, "attempt": 1, "server_round": server_round, "client": 0,
+                "part": 0, "num_parts": 1,
             }
         )  # fmt: skip
         node, context = next(iter(grid.contexts.items()))

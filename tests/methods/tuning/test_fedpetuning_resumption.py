@@ -56,7 +56,10 @@ class TestFedPETuning(FedPETuningRuns):
             (
                 "none.toml",
                 4,
-                "federation.fleet = 'none.toml': there is no none.toml; see conf/devices for examples",
+                (
+                    "federation.fleet = 'none.toml': there is no none.toml;"
+                    " see conf/devices for examples"
+                ),
             ),
             ("a\0b", 4, r"federation.fleet = 'a\x00b': '.*' cannot be read: embedded null byte"),
             ("low", 11, r"federation.fleet = 'low': num-clients = 11: the fleet has 10 devices"),

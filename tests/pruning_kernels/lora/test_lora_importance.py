@@ -78,8 +78,9 @@ def test_on_paper(device: torch.device) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(
-    st.sampled_from([(12, 6), (6, 12), (12, 12)]), st.integers(1, 4), st.sampled_from([0, 1]), st.sampled_from([1, 2, 3]),
-    st.sampled_from(["exact", "group"]), st.sampled_from([1, 5, 12, 99]), st.integers(0, 999),
+    st.sampled_from([(12, 6), (6, 12), (12, 12)]), st.integers(1, 4), st.sampled_from([0, 1]),
+    st.sampled_from([1, 2, 3]), st.sampled_from(["exact", "group"]),
+    st.sampled_from([1, 5, 12, 99]), st.integers(0, 999),
 )  # fmt: skip
 def test_streamed_equals_a_loop_over_weights(
     shape: tuple[int, int],

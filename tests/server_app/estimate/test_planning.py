@@ -33,7 +33,8 @@ from strategies.base.roster import Seat
 from tests.tiny_model import save_tiny_llama
 
 LLAMA_7B = {
-    "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000,
+    "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "vocab_size": 32000,
 }  # fmt: skip
 WEIGHTS_OF_A_BLOCK = 4 * 4096 * 4096 + 3 * 4096 * 11008
 
@@ -142,9 +143,10 @@ def test_every_method_is_planned(
 ) -> None:
     (tmp_path / "text.txt").write_text("alder birch cedar " * 500)
     flat = {
-        **default_values(), "method": method, "model": str(tiny), "data.sequence-length": 16, "evaluation.sequence-length": 16,
-        "fedsoda.group-layers": 1, "fedsoda.groups": 1, "fedsoda.adapter-layers": 1,
-        "public.text": str(tmp_path / "text.txt"), "lora.targets": "attn.q,attn.o,mlp.up,mlp.down",
+        **default_values(), "method": method, "model": str(tiny), "data.sequence-length": 16,
+        "evaluation.sequence-length": 16, "fedsoda.group-layers": 1, "fedsoda.groups": 1,
+        "fedsoda.adapter-layers": 1, "public.text": str(tmp_path / "text.txt"),
+        "lora.targets": "attn.q,attn.o,mlp.up,mlp.down",
     }  # fmt: skip
     assert main({"run": flat, "teraflops": 1.0, "megabits": 50.0}) == 0
     printed = capsys.readouterr().out

@@ -79,8 +79,8 @@ def test_no_cut_of_a_device_is_beyond_the_bounds(
 ) -> None:
     """Scores may be arbitrary or favour whole kinds and blocks, in any number of steps."""
     run = settings(
-        federation__wire_dtype=wire_dtype, pruning__selection=selection, pruning__channel_multiple=multiple,
-        lora__targets=targets, pruning__ratio=0.6,
+        federation__wire_dtype=wire_dtype, pruning__selection=selection,
+        pruning__channel_multiple=multiple, lora__targets=targets, pruning__ratio=0.6,
     )  # fmt: skip
     job = run.of(FedSpineSettings)
     generator = np.random.default_rng(multiple)

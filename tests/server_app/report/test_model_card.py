@@ -105,9 +105,11 @@ def test_every_method_and_source_has_words() -> None:
 def test_paths_stay_out_of_it(model: OpenedModel, method: str) -> None:
     settings = parse(
         {
-            "method": method, "model": str(model.directory), "data.source": "files", "data.path": "/secret/{client}.jsonl",
-            "task.test-path": "/secret/tests.jsonl", "evaluation.texts": "ours=/secret/public.txt", "out-dir": "/secret/runs",
-            "resume-from": "/secret/runs/1", **({"task.name": "sst2"} if method == "fedpetuning" else {}),
+            "method": method, "model": str(model.directory), "data.source": "files",
+            "data.path": "/secret/{client}.jsonl", "task.test-path": "/secret/tests.jsonl",
+            "evaluation.texts": "ours=/secret/public.txt", "out-dir": "/secret/runs",
+            "resume-from": "/secret/runs/1",
+            **({"task.name": "sst2"} if method == "fedpetuning" else {}),
         }
     )  # fmt: skip
     for card in (pruned_card(settings, model, 0.5), adapter_card(settings, model, REPORT)):

@@ -92,8 +92,8 @@ def test_larger_result_than_base_is_warned_of(
     found = of_sizes(model, dense=Size(4000, 16_000), federated=Size(4068, 16_272, "model"))
     assert found.warnings == [
         "the result is larger than its base: 4,068 parameters, where the base has 4,000"
-        " (101.7%), 16.3 kB on disk, where the base has 16 kB (101.7%); raise pruning.ratio to make it"
-        " smaller"
+        " (101.7%), 16.3 kB on disk, where the base has 16 kB (101.7%); raise pruning.ratio to make"
+        " it smaller"
     ]
     assert any(line.startswith("warning: the result is larger") for line in printed(found, capsys))
 
@@ -163,8 +163,8 @@ def test_rounded_rows_are_explained_by_hand(model: OpenedModel) -> None:
     share = (96 * 9 + 16 * 14) / (96 * 16 + 16 * 24)
     notes = rounding_notes(summary(model, share, 0.6, pruning__sparsity=0.6))
     assert notes == [
-        "local-baseline and centralized: 56.67% instead of 60.00%, because each row of a matrix loses"
-        " 60.00% of its weights, rounded down"
+        "local-baseline and centralized: 56.67% instead of 60.00%, because each row of a matrix"
+        " loses 60.00% of its weights, rounded down"
     ]
 
 

@@ -52,7 +52,7 @@ def test_true_positives_have_few_false_ones() -> None:
 
 
 def test_used_one_of_two_data_sets() -> None:
-    """Two sets of two samples; the first is used. Means are 2 and 1.5; of the first samples 1, 3."""
+    """Two sets of two samples; the first is used. Means: 2 and 1.5; of the first samples 1, 3."""
     scores = column(1, 3, 3, 0)[None]
     members = torch.tensor([[True, True, False, False]])
     assert of_two(scores, members, 2, 2) == 1.0

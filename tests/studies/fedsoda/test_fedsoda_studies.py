@@ -99,15 +99,21 @@ def test_methods_differ_as_the_paper_says() -> None:
 
 def test_labels_are_spread_in_four_ways() -> None:
     spread = {cell.place: parsed(cell).data for cell in cells.methods() if cell.arm == FEDOT}
-    assert {place: (data.partition, data.alpha) for place, data in spread.items() if place != IID} == {
-        "alpha 5": ("dirichlet", 5.0), "alpha 0.5": ("dirichlet", 0.5), "alpha 0.1": ("dirichlet", 0.1),
-    }  # fmt: skip
+    assert {
+        place: (data.partition, data.alpha) for place, data in spread.items() if place != IID
+    } == {
+        "alpha 5": ("dirichlet", 5.0),
+        "alpha 0.5": ("dirichlet", 0.5),
+        "alpha 0.1": ("dirichlet", 0.1),
+    }
     assert spread[IID].partition == "iid"
 
 
 def test_the_ablation_leaves_out_alignments() -> None:
-    found = {arm: (the("ablation", arm).pre_align_steps > 0, the("ablation", arm).realign_every) for arm in
-             ("none", "pre", "realign", "both")}  # fmt: skip
+    found = {
+        arm: (the("ablation", arm).pre_align_steps > 0, the("ablation", arm).realign_every)
+        for arm in ("none", "pre", "realign", "both")
+    }
     assert found == {"none": (False, 0), "pre": (True, 0), "realign": (False, 5), "both": (True, 5)}
 
 
@@ -127,8 +133,12 @@ def test_local_steps_keep_product_and_intervals() -> None:
 
 
 def test_cell_of_several_studies_is_the_same_run() -> None:
-    runs = [cell.settings({}) for _, cell in ALL if cell.arm in (FEDSODA, "both", "(n, p) = (1, 2)", "r = 5", "out-of-domain")
-            and cell.place == IID]  # fmt: skip
+    runs = [
+        cell.settings({})
+        for _, cell in ALL
+        if cell.arm in (FEDSODA, "both", "(n, p) = (1, 2)", "r = 5", "out-of-domain")
+        and cell.place == IID
+    ]
     assert len(runs) == 6
     assert all(run == runs[0] for run in runs)
 
@@ -238,13 +248,17 @@ def small(monkeypatch: pytest.MonkeyPatch, files: dict[str, Path]) -> list[str]:
         files["train.jsonl"].parent / "base", blocks=BLOCKS, hidden=64, feed_forward=64, std=0.1
     )
     settings = {
-        "num-clients": 2, "federation.rounds": 2, "federation.sampled-clients": 1.0, "training.steps": 1,
-        "training.batch-size": 1, "task.max-tokens": 16, "task.max-test-tokens": 16, "task.max-test-items": 4, "lora.rank": 2,
+        "num-clients": 2, "federation.rounds": 2, "federation.sampled-clients": 1.0,
+        "training.steps": 1, "training.batch-size": 1, "task.max-tokens": 16,
+        "task.max-test-tokens": 16, "task.max-test-items": 4, "lora.rank": 2,
         "evaluation.sequence-length": 16, "evaluation.max-samples": 2, "public.samples": 4,
         "fedsoda.pre-align-steps": 1, "fedsoda.realign-steps": 1,
     }  # fmt: skip
-    named = {"model": model, "data": files["train.jsonl"], "test": files["test.jsonl"], "public": files["public.txt"],
-             "work": model.parent / "work", "out": model.parent / "out", "characters": 3000}  # fmt: skip
+    named = {
+        "model": model, "data": files["train.jsonl"], "test": files["test.jsonl"],
+        "public": files["public.txt"], "work": model.parent / "work", "out": model.parent / "out",
+        "characters": 3000,
+    }  # fmt: skip
     given = [text for name, value in named.items() for text in (f"--{name}", str(value))]
     return [
         "--seeds",

@@ -94,8 +94,9 @@ def test_storage_of_appendix_c() -> None:
 
 @pytest.mark.parametrize(
     ("printed", "computed", "decimals", "expected"),
-    [("1.4", 1.449984, 1, True), ("2.6", 2.654208, 1, False), ("1.35", 1.345, 2, True), ("3", 3.008, 1, True),
-     ("3", 3.2, 1, False), ("24", 23.7, 0, True), ("1.51", 1.51875, 2, False)],
+    [("1.4", 1.449984, 1, True), ("2.6", 2.654208, 1, False), ("1.35", 1.345, 2, True),
+     ("3", 3.008, 1, True), ("3", 3.2, 1, False), ("24", 23.7, 0, True),
+     ("1.51", 1.51875, 2, False)],
 )  # fmt: skip
 def test_agreement_is_to_the_printed_digit(
     printed: str, computed: float, decimals: int, expected: bool
@@ -173,7 +174,8 @@ def test_a_step_of_mistral_by_hand(models: dict[str, Model]) -> None:
 
 @pytest.mark.parametrize(
     ("row", "quantity", "computed"),
-    [("LLaMA3-8B, FedSODA", "trained parameters", 1.327104), ("Qwen2-7B, FedSODA", "trained parameters", 1.449984),
+    [("LLaMA3-8B, FedSODA", "trained parameters", 1.327104),
+     ("Qwen2-7B, FedSODA", "trained parameters", 1.449984),
      ("LLaMA3-8B, FedSODA", "communicated parameters", 3.0081024),
      ("Qwen2-7B, FedSODA", "communicated parameters", 3.2866304),
      ("Mistral-7B, FedBiOT", "communicated parameters", 10.174464),
@@ -193,13 +195,16 @@ def test_figures_of_table_2_that_agree(
     [("Table 2", "Qwen2-7B, FedBiOT", "communicated parameters", 19 * 0.483328, 23 * 0.483328),
      ("Table 2", "Qwen2-7B, FedPETuning", "trained parameters", 28 * 0.483328, 32 * 0.483328),
      ("Table 2", "Qwen2-7B, FedPETuning", "communicated parameters", 56 * 0.483328, 64 * 0.483328),
-     ("Table 2", "LLaMA3-8B, FedPETuning", "trained parameters", 32 * 0.442368, 32 * 0.442368 + 8 * 132_352 / 1e6),
+     ("Table 2", "LLaMA3-8B, FedPETuning", "trained parameters", 32 * 0.442368,
+      32 * 0.442368 + 8 * 132_352 / 1e6),
      ("Table 2", "Mistral-7B, FedOT", "communicated parameters", 6 * 0.442368, 2.6),
      ("Table 4", "(n, p) = (2, 6)", "communication", 1.51875, 1.51),
      ("Table 7", "r = 10", "communication", 1.475, 0.23046875 * (6 + 1 / 3)),
      ("Table 7", "r = 5", "accuracy", 74.8, 68.6),
-     ("Section 6.2", "communication, of FedPETuning's", "average", 100 * (2 * 6.8 / 64 + 6.8 / 56) / 3, 300 / 30.4),
-     ("Abstract", "communication saved, against FedBiOT", "average", 100 - 680 * (2 / 23 + 1 / 19) / 3, 7200 / 102)],
+     ("Section 6.2", "communication, of FedPETuning's", "average",
+      100 * (2 * 6.8 / 64 + 6.8 / 56) / 3, 300 / 30.4),
+     ("Abstract", "communication saved, against FedBiOT", "average",
+      100 - 680 * (2 / 23 + 1 / 19) / 3, 7200 / 102)],
 )  # fmt: skip
 def test_disagreeing_figures_have_other_readings(
     figures: list[Figure], table: str, row: str, quantity: str, computed: float, reading: float

@@ -86,8 +86,9 @@ def test_seconds_tell_how_many_seeds_got_there(tmp_path: Path) -> None:
     FedPETuning does with its only one.
     """
     points = [
-        ("0", "0.5", "bandits", 20, 0.7), ("1", "0.5", "bandits", 30, 0.6), ("2", "0.5", "bandits", 30, 0.6),
-        ("0", "0.0", "HetLoRA", 10, 0.8), ("1", "0.0", "HetLoRA", 9, 0.5), ("0", "0.0", "FedPETuning", 40, 0.9),
+        ("0", "0.5", "bandits", 20, 0.7), ("1", "0.5", "bandits", 30, 0.6),
+        ("2", "0.5", "bandits", 30, 0.6), ("0", "0.0", "HetLoRA", 10, 0.8),
+        ("1", "0.0", "HetLoRA", 9, 0.5), ("0", "0.0", "FedPETuning", 40, 0.9),
     ]  # fmt: skip
     names = ("seed", "fleet", "share", "model", "seconds", "score")
     curves = [
@@ -120,9 +121,10 @@ def test_target_is_a_score_that_all_methods_reach() -> None:
     Arms with more steps do not count.
     """
     points = [
-        ("0.0", "FedPETuning", 30, 0.7), ("0.0", "FedPETuning", 60, 0.8), ("0.5", "bandits", 8, 0.6),
-        ("0.5", "bandits", 15, 0.7),
-        ("0.5", "bandits, 20 steps", 9, 0.5), ("0.5", "bandits, 20 steps", 18, 0.72), ("0.5", "schedule, rank 4", 9, 0.2),
+        ("0.0", "FedPETuning", 30, 0.7), ("0.0", "FedPETuning", 60, 0.8),
+        ("0.5", "bandits", 8, 0.6), ("0.5", "bandits", 15, 0.7),
+        ("0.5", "bandits, 20 steps", 9, 0.5), ("0.5", "bandits, 20 steps", 18, 0.72),
+        ("0.5", "schedule, rank 4", 9, 0.2),
     ]  # fmt: skip
     rows = [
         {
@@ -155,8 +157,9 @@ def test_bars_of_fleets_and_alphas() -> None:
     HetLoRA ran with only one fleet.
     """
     points = [
-        ("low", "0.0", "FedPETuning", 3, 0.7), ("low", "0.5", "bandits", 2, 0.6), ("low", "0.5", "bandits", 4, 0.8),
-        ("high", "0.0", "FedPETuning", 9, 0.7), ("high", "0.5", "bandits", 5, 0.7), ("high", "0.0", "HetLoRA", 1, 0.1),
+        ("low", "0.0", "FedPETuning", 3, 0.7), ("low", "0.5", "bandits", 2, 0.6),
+        ("low", "0.5", "bandits", 4, 0.8), ("high", "0.0", "FedPETuning", 9, 0.7),
+        ("high", "0.5", "bandits", 5, 0.7), ("high", "0.0", "HetLoRA", 1, 0.1),
     ]  # fmt: skip
     names = ("fleet", "share", "model", "seconds", "score")
     curves = [dict(zip(names, map(str, point), strict=True), seed="0") for point in points]
@@ -180,8 +183,9 @@ def test_bars_of_fleets_and_alphas() -> None:
     }
     assert by_alpha(rows[:1], "high", "0.5", 10.0) == {}
     points = [
-        ("0.5", "bandits", 2, 0.6), ("0.5", "bandits", 4, 0.8), ("0.0", "FedPETuning", 7, 0.7), ("0.0", "HetLoRA", 1, 0.1),
-        ("0.5", "bandits, alpha 0.1", 3, 0.5), ("0.0", "FedPETuning, alpha 0.1", 5, 0.6),
+        ("0.5", "bandits", 2, 0.6), ("0.5", "bandits", 4, 0.8), ("0.0", "FedPETuning", 7, 0.7),
+        ("0.0", "HetLoRA", 1, 0.1), ("0.5", "bandits, alpha 0.1", 3, 0.5),
+        ("0.0", "FedPETuning, alpha 0.1", 5, 0.6),
     ]  # fmt: skip
     curves = [
         dict(zip(names[1:], map(str, point), strict=True), seed="0", fleet="high")

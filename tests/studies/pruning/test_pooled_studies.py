@@ -15,7 +15,8 @@ from benchmarks.smaller.bench import Bench
 from tests.bench import home, private_text
 
 CONDITIONS: dict[str, Any] = {
-    "model": {"name": "tiny", "weights": 1}, "samples": 2, "sequence_length": 16, "texts": {"public": {"samples": 2}}
+    "model": {"name": "tiny", "weights": 1}, "samples": 2, "sequence_length": 16,
+    "texts": {"public": {"samples": 2}}
 }  # fmt: skip
 
 
@@ -30,8 +31,9 @@ def test_quality_study_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for client, file in enumerate(files):
         file.write_text(private_text(client))
     common = {
-        "model": str(shared.model), "threads": 1, "data.sequence-length": 16, "evaluation.texts": f"public={shared.public}",
-        "evaluation.sequence-length": 16, "evaluation.max-samples": 2, "deadline-seconds": 60.0,
+        "model": str(shared.model), "threads": 1, "data.sequence-length": 16,
+        "evaluation.texts": f"public={shared.public}", "evaluation.sequence-length": 16,
+        "evaluation.max-samples": 2, "deadline-seconds": 60.0,
     }  # fmt: skip
     bench = Bench(common, str(shared.model), files, [0], tmp_path / "work")
     study = quality.STUDY

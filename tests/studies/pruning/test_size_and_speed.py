@@ -90,8 +90,10 @@ def test_another_model_of_a_label_has_another_file(tmp_path: Path) -> None:
 def test_speeds_by_hand() -> None:
     """Three turns of 8 prompt tokens: the ratio is the median of the ratios within turns."""
     seconds = [
-        [{"prefill": 2.0, "decode": 0.5}, {"prefill": 4.0, "decode": 1.0}, {"prefill": 8.0, "decode": 1.0}],
-        [{"prefill": 1.0, "decode": 0.5}, {"prefill": 1.0, "decode": 0.5}, {"prefill": 8.0, "decode": 0.5}],
+        [{"prefill": 2.0, "decode": 0.5}, {"prefill": 4.0, "decode": 1.0},
+         {"prefill": 8.0, "decode": 1.0}],
+        [{"prefill": 1.0, "decode": 0.5}, {"prefill": 1.0, "decode": 0.5},
+         {"prefill": 8.0, "decode": 0.5}],
     ]  # fmt: skip
     prefill, decode = programs._speeds(seconds, job_in(Path()))
     # Prompts: 4, 2, 1 tokens per second and 8, 8, 1; ratios 2, 4, 1.

@@ -17,7 +17,8 @@ from espalier.hf.opening.opened_model import OpenedModel
 from tests.bench import home, private_text
 
 CONDITIONS: dict[str, Any] = {
-    "model": {"name": "tiny", "weights": 1}, "samples": 2, "sequence_length": 16, "texts": {"public": {"samples": 2}}
+    "model": {"name": "tiny", "weights": 1}, "samples": 2, "sequence_length": 16,
+    "texts": {"public": {"samples": 2}}
 }  # fmt: skip
 
 
@@ -42,8 +43,9 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     for client in range(2):
         (tmp_path / f"{client}.txt").write_text(private_text(client))
     common = {
-        "model": str(shared.model), "threads": 1, "data.sequence-length": 16, "evaluation.texts": f"public={shared.public}",
-        "evaluation.sequence-length": 16, "evaluation.max-samples": 2, "evaluation.local-baseline": False,
+        "model": str(shared.model), "threads": 1, "data.sequence-length": 16,
+        "evaluation.texts": f"public={shared.public}", "evaluation.sequence-length": 16,
+        "evaluation.max-samples": 2, "evaluation.local-baseline": False,
         "evaluation.centralized": "off", "deadline-seconds": 60.0,
     }  # fmt: skip
     return Bench(

@@ -36,8 +36,9 @@ CONDITIONS: dict[str, Any] = {
 def settings(tmp_path: Path) -> dict[str, Any]:
     """Tiny model whose rows NF4 can represent, and a text of twelve samples."""
     config = LlamaConfig(
-        vocab_size=32, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=16, tie_word_embeddings=False,
+        vocab_size=32, hidden_size=64, intermediate_size=64, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=16,
+        tie_word_embeddings=False,
     )  # fmt: skip
     with torch.random.fork_rng():
         torch.manual_seed(2)
@@ -51,9 +52,10 @@ def settings(tmp_path: Path) -> dict[str, Any]:
     text = tmp_path / "text.txt"
     text.write_text(" ".join(f"w{number * number % 31}" for number in range(12 * SAMPLE)))
     return {
-        "method": "fedpetuning", "model": str(directory), "threads": 1, "device": "cpu", "data.source": "files",
-        "data.path": str(text), "data.sequence-length": SAMPLE, "evaluation.max-samples": HELD_OUT, "lora.rank": 2,
-        "training.steps": 3, "training.batch-size": 2, "training.learning-rate": 0.01,
+        "method": "fedpetuning", "model": str(directory), "threads": 1, "device": "cpu",
+        "data.source": "files", "data.path": str(text), "data.sequence-length": SAMPLE,
+        "evaluation.max-samples": HELD_OUT, "lora.rank": 2, "training.steps": 3,
+        "training.batch-size": 2, "training.learning-rate": 0.01,
     }  # fmt: skip
 
 
@@ -102,8 +104,8 @@ def measured(task: dict[str, Any], cache: Path, train: bool) -> dict[str, float]
     dtype = {"float32": 0.0, "bfloat16": 0.25}[task["dtype"]]
     peak = {"float32": 400.0, "bfloat16": 300.0, "nf4": 200.0}[task["training.base"]]
     return {
-        "load_seconds": 2.0, "step_seconds": 0.5 + dtype, "interpreter_mib": 100.0, "peak_mib": peak + 10 * seed,
-        "gpu_mib": 0.0, "loss_before": 3.0, "loss_after": 2.0 + dtype,
+        "load_seconds": 2.0, "step_seconds": 0.5 + dtype, "interpreter_mib": 100.0,
+        "peak_mib": peak + 10 * seed, "gpu_mib": 0.0, "loss_before": 3.0, "loss_after": 2.0 + dtype,
     }  # fmt: skip
 
 

@@ -164,8 +164,8 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         public.write_text("\n\n".join(private_text(client + 10).split("\n\n")[:15]))
         texts.append(f"t{client}={public}")
     common = {
-        "model": str(shared.model), "threads": 1, "evaluation.texts": ",".join(texts), "evaluation.sequence-length": 16,
-        "evaluation.max-samples": 2, "data.sequence-length": 16,
+        "model": str(shared.model), "threads": 1, "evaluation.texts": ",".join(texts),
+        "evaluation.sequence-length": 16, "evaluation.max-samples": 2, "data.sequence-length": 16,
         "evaluation.local-baseline": False, "evaluation.centralized": "off",
     }  # fmt: skip
     return Bench(common, str(shared.model), private, [0], tmp_path / "runs")
@@ -217,8 +217,8 @@ def test_a_study_runs_the_app_once_for_each_cell(
     STUDIES["variants"].work(bench, rows)  # type: ignore[arg-type]
     found = {(row["model"], row["sparsity"], row["text"]): row for row in rows.rows}
     assert {model for model, _, _ in found} == {
-        "dense", "SFT-P +C/NOA", "SFT-P +C/+A", "SFT-P +C/NOA, mixed", "SFT-P +C/+A, mixed", "LLM-Pruner", "LLM-Pruner, tuned",
-        "LLM-Pruner, one party", "LLM-Pruner, one party, tuned",
+        "dense", "SFT-P +C/NOA", "SFT-P +C/+A", "SFT-P +C/NOA, mixed", "SFT-P +C/+A, mixed",
+        "LLM-Pruner", "LLM-Pruner, tuned", "LLM-Pruner, one party", "LLM-Pruner, one party, tuned",
     }  # fmt: skip
     mixed = {(share, text) for model, share, text in found if model == "SFT-P +C/+A, mixed"}
     assert mixed == {("0.2", "t0"), ("0.5", "t1"), ("0.5", "t2")}

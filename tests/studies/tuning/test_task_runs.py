@@ -42,7 +42,8 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     common = {
         **arms.COMMON, **short, "model": str(shared.model), "num-clients": 2, "threads": 1,
         "data.source": "files", "data.path": str(tmp_path / "records.jsonl"), "task.name": "boolq",
-        "task.test-path": str(tmp_path / "tests.jsonl"), "evaluation.texts": f"public={shared.public}",
+        "task.test-path": str(tmp_path / "tests.jsonl"),
+        "evaluation.texts": f"public={shared.public}",
     }  # fmt: skip
     private = [tmp_path / "records.jsonl"] * 2
     return Bench(common, str(shared.model), private, [0], tmp_path / "work")

@@ -48,8 +48,10 @@ def records(client: int, number: int = 30) -> list[dict[str, Any]]:
     for place in range(number):
         words = [WORDS[(place * step + client) % len(WORDS)] for step in (1, 2, 3)]
         made.append({
-            "instruction": f"{words[0]} {client} {place}", "context": "", "response": " ".join(words[1:]), "category": "qa",
-            "sentence": f"{('fir', 'oak')[place % 2]} {' '.join(words)} {client} {place}", "label": place % 2,
+            "instruction": f"{words[0]} {client} {place}", "context": "",
+            "response": " ".join(words[1:]), "category": "qa",
+            "sentence": f"{('fir', 'oak')[place % 2]} {' '.join(words)} {client} {place}",
+            "label": place % 2,
         })  # fmt: skip
     return made
 

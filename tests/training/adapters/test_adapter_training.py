@@ -29,15 +29,16 @@ from tests.hf.tiny_models import CPU, VOCABULARY, llama_config, save_model
 Values = dict[str, dict[str, Tensor]]
 T = TypeVar("T", bound=Tensor)
 SETTINGS = {
-    "method": "fedpetuning", "lora.rank": 2, "lora.alpha": 4.0, "lora.targets": "all", "training.batch-size": 2,
-    "training.learning-rate": 0.01, "training.steps": 3, "federation.rounds": 2,
+    "method": "fedpetuning", "lora.rank": 2, "lora.alpha": 4.0, "lora.targets": "all",
+    "training.batch-size": 2, "training.learning-rate": 0.01, "training.steps": 3,
+    "federation.rounds": 2,
 }  # fmt: skip
 
 
 def opt_config() -> OPTConfig:
     return OPTConfig(
-        vocab_size=VOCABULARY, hidden_size=32, ffn_dim=48, word_embed_proj_dim=32, num_hidden_layers=2, num_attention_heads=4,
-        max_position_embeddings=64, init_std=0.2,
+        vocab_size=VOCABULARY, hidden_size=32, ffn_dim=48, word_embed_proj_dim=32,
+        num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64, init_std=0.2,
     )  # fmt: skip
 
 
@@ -266,8 +267,8 @@ def test_resumed_training_is_byte_identical(llama: OpenedModel, base: str) -> No
     The run has dropout, a schedule and moments.
     """
     options: dict[str, Any] = {
-        "lora__dropout": 0.2, "training__schedule": "cosine", "training__base": base, "training__weight_decay": 0.1,
-        "training__accumulation": 2,
+        "lora__dropout": 0.2, "training__schedule": "cosine", "training__base": base,
+        "training__weight_decay": 0.1, "training__accumulation": 2,
     }  # fmt: skip
     training = training_of(llama, **options)
     at_once, trained = training.run(start_of(training), 0, 6)

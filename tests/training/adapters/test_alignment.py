@@ -161,8 +161,8 @@ def test_hidden_state_predictions_are_the_model_s(model: OpenedModel, kind: str)
         family = next(one for one in FAMILIES if one.name == kind)
     else:
         config = OPTConfig(
-            vocab_size=50, hidden_size=32, ffn_dim=32, num_hidden_layers=2, num_attention_heads=2, word_embed_proj_dim=16,
-            max_position_embeddings=32, do_layer_norm_before=kind == "opt",
+            vocab_size=50, hidden_size=32, ffn_dim=32, num_hidden_layers=2, num_attention_heads=2,
+            word_embed_proj_dim=16, max_position_embeddings=32, do_layer_norm_before=kind == "opt",
         )  # fmt: skip
         with torch.random.fork_rng():
             torch.manual_seed(0)

@@ -35,16 +35,16 @@ QKV = [0] * 32 + [1] * 32 + ([0] * 16 + [1] * 16) * 2
 """Group of each row of a fused matrix: queries, keys and values."""
 SIDES: dict[str, dict[str, tuple[str, int, int | list[int]]]] = {
     "llama": {
-        "attn.q": ("groups", 0, 32), "attn.k": ("groups", 0, 16), "attn.v": ("groups", 0, 16), "attn.o": ("groups", 1, 32),
-        "mlp.gate": ("channels", 0, 1), **CHANNELS,
+        "attn.q": ("groups", 0, 32), "attn.k": ("groups", 0, 16), "attn.v": ("groups", 0, 16),
+        "attn.o": ("groups", 1, 32), "mlp.gate": ("channels", 0, 1), **CHANNELS,
     },
     "phi3": {
         "attn.qkv": ("groups", 0, QKV), "attn.o": ("groups", 1, 32),
         "mlp.gateup": ("channels", 0, [*range(12)] * 2), "mlp.down": ("channels", 1, 1),
     },
     "roberta": {
-        "attn.q": ("groups", 0, 16), "attn.k": ("groups", 0, 16), "attn.v": ("groups", 0, 16), "attn.o": ("groups", 1, 16),
-        **CHANNELS,
+        "attn.q": ("groups", 0, 16), "attn.k": ("groups", 0, 16), "attn.v": ("groups", 0, 16),
+        "attn.o": ("groups", 1, 16), **CHANNELS,
     },
 }  # fmt: skip
 """Kind and side of the groups in a matrix, with the rows or columns per group, or each one's group.
@@ -53,16 +53,18 @@ Heads have width 16; LLaMA and Phi have two of them per group.
 """
 FILES = {
     "llama": ("model.layers", {
-        "attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj", "attn.v": "self_attn.v_proj", "attn.o": "self_attn.o_proj",
-        "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj",
-    }),
-    "phi3": ("model.layers", {
-        "attn.qkv": "self_attn.qkv_proj", "attn.o": "self_attn.o_proj", "mlp.gateup": "mlp.gate_up_proj",
+        "attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj", "attn.v": "self_attn.v_proj",
+        "attn.o": "self_attn.o_proj", "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj",
         "mlp.down": "mlp.down_proj",
     }),
+    "phi3": ("model.layers", {
+        "attn.qkv": "self_attn.qkv_proj", "attn.o": "self_attn.o_proj",
+        "mlp.gateup": "mlp.gate_up_proj", "mlp.down": "mlp.down_proj",
+    }),
     "roberta": ("roberta.encoder.layer", {
-        "attn.q": "attention.self.query", "attn.k": "attention.self.key", "attn.v": "attention.self.value",
-        "attn.o": "attention.output.dense", "mlp.up": "intermediate.dense", "mlp.down": "output.dense",
+        "attn.q": "attention.self.query", "attn.k": "attention.self.key",
+        "attn.v": "attention.self.value", "attn.o": "attention.output.dense",
+        "mlp.up": "intermediate.dense", "mlp.down": "output.dense",
     }),
 }  # fmt: skip
 GROUPS = {"llama": 2, "phi3": 2, "roberta": 4}

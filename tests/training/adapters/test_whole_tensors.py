@@ -67,8 +67,9 @@ def sequences() -> Sequences:
 
 def settings_of(**changes: Any) -> RunSettings:
     given = {
-        "method": "fedpetuning", "lora.rank": 2, "lora.alpha": 4.0, "lora.targets": "attn.q,mlp.up", "training.batch-size": 2,
-        "training.learning-rate": 0.01, "training.steps": 3, "federation.rounds": 2,
+        "method": "fedpetuning", "lora.rank": 2, "lora.alpha": 4.0, "lora.targets": "attn.q,mlp.up",
+        "training.batch-size": 2, "training.learning-rate": 0.01, "training.steps": 3,
+        "federation.rounds": 2,
     }  # fmt: skip
     return parse(
         given | {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}

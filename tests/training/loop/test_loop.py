@@ -24,8 +24,8 @@ pytestmark = pytest.mark.usefixtures("tests_on_device")
 VOCABULARY = 7
 POISON = 6
 SEQUENCES = [
-    Encoded((1, 2, 3, 4, 5), 4), Encoded((2, 5), 1), Encoded((0, 3, 3), 1), Encoded((4, 4, 1, 0, 2, 3), 2),
-    Encoded((5, 1, 2), 2), Encoded((3, 0, 5, 5), 3),
+    Encoded((1, 2, 3, 4, 5), 4), Encoded((2, 5), 1), Encoded((0, 3, 3), 1),
+    Encoded((4, 4, 1, 0, 2, 3), 2), Encoded((5, 1, 2), 2), Encoded((3, 0, 5, 5), 3),
 ]  # fmt: skip
 """Prompts and answers of unequal lengths."""
 

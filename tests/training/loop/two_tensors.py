@@ -19,8 +19,8 @@ SEED = 9
 RATE = 0.05
 TOTAL = 20
 SEQUENCES = [
-    Encoded((1, 2, 3, 4, 5), 4), Encoded((2, 5), 1), Encoded((0, 3, 3), 1), Encoded((4, 4, 1, 0, 2, 3), 2),
-    Encoded((5, 1, 2), 2),
+    Encoded((1, 2, 3, 4, 5), 4), Encoded((2, 5), 1), Encoded((0, 3, 3), 1),
+    Encoded((4, 4, 1, 0, 2, 3), 2), Encoded((5, 1, 2), 2),
 ]  # fmt: skip
 
 

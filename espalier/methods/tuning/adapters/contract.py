@@ -51,10 +51,10 @@ OBSERVER = (
 )
 """Observer sentence of the contract of ``train``."""
 PRIVATE_OBSERVER = (
-    "Adapters trained on this client's data by DP-SGD: every record's or group's gradient is clipped"
-    " and Gaussian noise is added to their sum. Whoever reads all replies of the client in this run"
-    " learns of any one record or group no more than `privacy.epsilon` and `privacy.delta` allow, if"
-    " `privacy.noise` is `secure`."
+    "Adapters trained on this client's data by DP-SGD: every record's or group's gradient is"
+    " clipped and Gaussian noise is added to their sum. Whoever reads all replies of the client in"
+    " this run learns of any one record or group no more than `privacy.epsilon` and `privacy.delta`"
+    " allow, if `privacy.noise` is `secure`."
 )
 """Observer sentence of ``train`` in a private run."""
 

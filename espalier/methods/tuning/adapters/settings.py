@@ -14,8 +14,8 @@ class AdapterAveraging(MethodSettings):
     """Settings and properties shared by all methods that average adapters."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
-        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "aggregation-rule", "trimmed-clients",
-        "max-update-ratio", "wire-dtype",
+        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "aggregation-rule",
+        "trimmed-clients", "max-update-ratio", "wire-dtype",
     )  # fmt: skip
     ROUNDS = 3
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")

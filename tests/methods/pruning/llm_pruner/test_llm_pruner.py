@@ -267,8 +267,8 @@ class TestLlmPruner(Promises):
             (
                 {"llm_pruner__spare_first": 2},
                 (
-                    r"llm-pruner.spare-first = 2, llm-pruner.spare-last = 0: the model has 2 blocks, of"
-                    r" which none"
+                    r"llm-pruner.spare-first = 2, llm-pruner.spare-last = 0: the model has 2"
+                    r" blocks, of which none"
                 ),
             ),
             (

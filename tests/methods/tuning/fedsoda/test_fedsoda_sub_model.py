@@ -248,7 +248,10 @@ class TestFedSoda(FedSodaRuns):
         again.simulated = False
         with pytest.raises(
             RunFailed,
-            match=r"models of other runs use or have reserved \d+ bytes, so there is no room for this",
+            match=(
+                r"models of other runs use or have reserved \d+ bytes,"
+                r" so there is no room for this"
+            ),
         ):
             on_own_text.run(again, fedsoda__groups=2, fedsoda__group_layers=0)
 

@@ -23,8 +23,9 @@ The model has two blocks with 2 attention groups and 24 channels each; its hidde
 """
 UNITS = 2 * (2 + 24)
 PATHS = {
-    "attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj", "attn.v": "self_attn.v_proj", "attn.o": "self_attn.o_proj",
-    "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj",
+    "attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj", "attn.v": "self_attn.v_proj",
+    "attn.o": "self_attn.o_proj", "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj",
 }  # fmt: skip
 
 

@@ -36,8 +36,9 @@ CHANNEL = 65 + 64
 The model has two blocks of width 64, each with 4 heads of width 16 and 64 channels.
 """
 PATHS = {
-    "attn.q": "attention.self.query", "attn.k": "attention.self.key", "attn.v": "attention.self.value",
-    "attn.o": "attention.output.dense", "mlp.up": "intermediate.dense", "mlp.down": "output.dense",
+    "attn.q": "attention.self.query", "attn.k": "attention.self.key",
+    "attn.v": "attention.self.value", "attn.o": "attention.output.dense",
+    "mlp.up": "intermediate.dense", "mlp.down": "output.dense",
 }  # fmt: skip
 HEAD_PATHS = {"head.dense": "classifier.dense", "head.out": "classifier.out_proj"}
 SETTINGS: dict[str, Any] = {

@@ -156,7 +156,10 @@ class TestFedSpine(FedSpineRuns):
             ({"federation__fleet": ""}, "federation.fleet = ''"),
             (
                 {"federation__fleet": "none.toml"},
-                "federation.fleet = 'none.toml': there is no none.toml; see conf/devices for examples",
+                (
+                    "federation.fleet = 'none.toml': there is no none.toml;"
+                    " see conf/devices for examples"
+                ),
             ),
             (
                 {"federation__fleet": "a" * 300},
@@ -232,8 +235,8 @@ class TestFedSpine(FedSpineRuns):
         Other blobs then share a part, and each part carries the bits of the cut.
         """
         changes = {
-            "part_bytes": 97152, "lora__targets": "attn.v,mlp.down", "pruning__selection": selection,
-            "pruning__ratio": 0.1,
+            "part_bytes": 97152, "lora__targets": "attn.v,mlp.down",
+            "pruning__selection": selection, "pruning__ratio": 0.1,
             "fedspine__allocation": "fixed", "fedspine__prune_rounds": 1, "federation__rounds": 4,
         }  # fmt: skip
         wide = save_tiny_llama(tmp_path / "wide", blocks=8, feed_forward=4000)
@@ -265,7 +268,10 @@ class TestFedSpine(FedSpineRuns):
     def test_encoder_task_and_fleet_size_are_checked(self, bench: Bench) -> None:
         with pytest.raises(
             EspalierError,
-            match=r"task.name = 'text': an encoder only classifies; choose sst2, mnli, boolq or class",
+            match=(
+                r"task.name = 'text': an encoder only classifies;"
+                r" choose sst2, mnli, boolq or class"
+            ),
         ):
             bench.run(model=str(save_tiny_roberta(bench.folder / "encoder")))
         with pytest.raises(

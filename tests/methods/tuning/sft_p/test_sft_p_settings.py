@@ -212,8 +212,8 @@ def test_real_site_ignores_ratios_by_client() -> None:
     config = {"method": "sft-p", "pruning.ratio": 0.3, "sft-p.ratios": "0.5"}
     gates = ResidualGates(Site(config, NodeSettings()).model.plan)
     header = Header(
-        schema_version=SCHEMA_VERSION, kind="train", method="sft-p", lineage=BY_HAND, server_round=1, client=0, attempt=1,
-        part=0, num_parts=1,
+        schema_version=SCHEMA_VERSION, kind="train", method="sft-p", lineage=BY_HAND,
+        server_round=1, client=0, attempt=1, part=0, num_parts=1,
     )  # fmt: skip
     assert own_target(Site(config, NodeSettings()), header) == gates.target(0.3, "blocks")
     assert own_target(Site(config, simulated_node()), header) == gates.target(0.5, "blocks")
