@@ -6,7 +6,7 @@ from typing import cast
 from espalier.amounts import count
 from espalier.data.data_protection import no_data
 from espalier.data.files.files import CLIENT_KEYS
-from espalier.data.files.formats import Reader, open_rows
+from espalier.data.files.formats import Reader, open_rows, require_one_format
 from espalier.data.files.hub import HubRows
 from espalier.data.files.rows import RowFile
 from espalier.data.flower_partition import FlowerPartition
@@ -15,6 +15,7 @@ from espalier.environment.paths import at_home
 from espalier.errors import InputError
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
+from espalier.settings.tables.data import DataSettings
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,23 @@ def client_files(
     return ClientFiles(shared, Partition(cast(Kind, data.partition), num_clients, data.alpha, seed))
 
 
+def training_paths(data: DataSettings, num_clients: int) -> list[str]:
+    """Return the paths of the files on which the clients of a simulation train."""
+    if "{client}" in data.path:
+        return [data.path.replace("{client}", str(client)) for client in range(num_clients)]
+    return [data.path]
+
+
 def own_file(directory: str, client: int, num_clients: int) -> str:
-    """Return the client's file in a directory; client i gets the i-th file in order of names."""
+    """Return the client's file in a directory; client i gets the i-th file in order of names.
+
+    Raises InputError if there are fewer files than clients, or the files have different formats.
+    """
     folder = at_home(directory)
     files = sorted(
         str(file) for file in folder.glob("*") if file.is_file() and not file.name.startswith(".")
     )
+    require_one_format(files, directory, CLIENT_KEYS)
     if len(files) < num_clients:
         raise InputError(
             f"data.path = {directory!r}: by-file needs a directory with"

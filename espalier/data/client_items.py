@@ -1,10 +1,11 @@
 """Items of one client: training items and held-out items of a task."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from espalier.data.client_files import client_files
+from espalier.data.client_files import client_files, training_paths
 from espalier.data.client_text import MIN_PREDICTIONS
 from espalier.data.data_protection import (
     not_allowed,
@@ -13,8 +14,10 @@ from espalier.data.data_protection import (
     require_own_data,
 )
 from espalier.data.files.corpus_index import Indexed, open_corpus
-from espalier.data.files.files import JsonLinesRows
+from espalier.data.files.files import CLIENT_KEYS, JsonLinesRows
+from espalier.data.files.formats import open_rows
 from espalier.data.files.hub import TEST_SPLIT
+from espalier.data.files.rows import RowFile
 from espalier.data.partition import Partition
 from espalier.data.tasks.catalogue import task_of
 from espalier.data.tasks.chat_encoding import chat_items, template_of
@@ -22,7 +25,7 @@ from espalier.data.tasks.encoding import prompt_encoder
 from espalier.data.tasks.item import Item
 from espalier.data.tasks.scored_items import ScoredItems, class_items, scored_items
 from espalier.data.tasks.task import Task
-from espalier.data.tasks.task_source import ItemSource, hub_rows, items_in
+from espalier.data.tasks.task_source import ItemSource, hub_rows, items_in, require_fields_of
 from espalier.errors import InputError
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
@@ -30,6 +33,7 @@ from espalier.settings.table import columns_of
 from espalier.settings.tables.data import OWN_TASKS, prompt_fields
 from espalier.settings.tables.task import CHAT
 
+TEST_PATH = "task.test-path"
 UNLIMITED = 1 << 30
 """Maximum number of tokens of an item if the model has no limit."""
 MIN_ITEMS = 100
@@ -73,17 +77,21 @@ def _shares(
     columns, group = (
         (data.columns, data.group) if node.simulated else (node.data_columns, node.data_group)
     )
-    if not node.simulated and task.name in OWN_TASKS:
+    if node.simulated:
+        require_fields_of(task, columns_of(columns))
+    elif task.name in OWN_TASKS:
         _require_named_fields(data.prompt, columns_of(columns))
     source = client_files(settings, node, client, JsonLinesRows, hub)
+    label = data.partition_field if source.partition else ""
     corpus = open_corpus(
-        ItemSource(task, source.files, columns_of(columns), group), node.state_root()
+        ItemSource(task, source.files, columns_of(columns), group, label), node.state_root()
     )
     if isinstance(source.partition, Partition):
         if source.partition.kind in ("by-field", "dirichlet") and "" in corpus.labels:
             raise InputError(
-                f"data.partition = {data.partition!r}: the task has records without a label; choose"
-                " 'iid' or 'quantity', or give each record a label"
+                f"data.partition = {data.partition!r}: records of the task {task.name} have no"
+                " label; name a field of theirs in data.partition-field, or choose 'iid' or"
+                " 'quantity'"
             )
         source.partition.require_enough(corpus.labels)
     # With duplicates left out, what one group contributes would depend on the others.
@@ -188,9 +196,10 @@ def public_items(settings: RunSettings) -> list[Item]:
     chosen = settings.task
     task = task_of(settings)
     if chosen.test_path:
-        # A public file may also have the task's own names of fields.
         columns = columns_of(settings.data.columns)
-        items = list(items_in(task, chosen.test_path, "task.test-path", columns).items())
+        source = items_in(task, chosen.test_path, TEST_PATH, columns)
+        _require_other_files(settings, source.files)
+        items = list(replace(source, may_have_own_names=True).items())
     elif settings.data.origin == "hub" and task.hub.test:
         _require_other_split(settings, task)
         data = settings.data
@@ -200,6 +209,21 @@ def public_items(settings: RunSettings) -> list[Item]:
         return []
     number = min(len(items), chosen.max_test_items or len(items))
     return [items[place * len(items) // number] for place in range(number)]
+
+
+def _require_other_files(settings: RunSettings, tests: Sequence[RowFile]) -> None:
+    """Refuse test items in a file on which simulated clients train."""
+    data = settings.data
+    if data.origin != "files" or not data.path:
+        return
+    tested = {file.identity() for file in tests}
+    for path in training_paths(data, settings.num_clients):
+        trained = open_rows(path, CLIENT_KEYS, data.hub_split, JsonLinesRows)
+        if both := tested & {file.identity() for file in trained}:
+            raise InputError(
+                f"{TEST_PATH} = {settings.task.test_path!r}: clients train on {min(both)}"
+                " (data.path); name a file of other items"
+            )
 
 
 def _require_other_split(settings: RunSettings, task: Task) -> None:

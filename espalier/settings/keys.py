@@ -154,7 +154,7 @@ def _not_read_for_task(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
         items = ("test-path", "max-test-items", "max-tokens", "max-test-tokens", "packing")
         unread_keys |= {f"task.{key}": ("task.name", "another task") for key in items}
     else:
-        of_text = ("data.sequence-length", "data.field", "data.partition-field")
+        of_text = ("data.sequence-length", "data.field")
         unread_keys |= dict.fromkeys(of_text, ("task.name", f"task.name = '{TEXT}'"))
     readers = {
         "data.prompt": OWN_TASKS,

@@ -130,7 +130,7 @@ def test_record_without_label_is_refused_unquoted(tmp_path: Path) -> None:
     data = DataSettings(
         source="files", path=str(file), partition="dirichlet", partition_field="ward"
     )
-    with pytest.raises(EspalierError, match="line 2 has no label in field 'ward'") as refused:
+    with pytest.raises(EspalierError, match="line 2 has no field 'ward'") as refused:
         client_passages(data, simulated_node(), 0, 2)
     assert "hazel" not in str(refused.value)
 

@@ -61,8 +61,8 @@ class Bytes:
                 raise
             raise InputError(
                 f"{self.name}: the {self.packed} data are damaged or end early"
-                f" ({type(error).__name__}, after {self._place + len(data)} unpacked bytes); copy"
-                " the file again"
+                f" ({type(error).__name__}, near byte {self.file.tell()} of the file); copy the"
+                " file again"
             ) from None
         self._place += len(data)
         return bytes(data)

@@ -9,6 +9,9 @@ RENAME = "is {} file; its name must end with {}"
 EXPORT = "is a {} file, not text; write its records as JSON Lines, one object per line"
 
 _BEGINNINGS: tuple[tuple[bytes, str], ...] = (
+    (b"\x1f\x8b", UNPACK.format("gzip, twice or within another compression")),
+    (b"\x28\xb5\x2f\xfd", UNPACK.format("Zstandard, twice or within another compression")),
+    (b"\x50\x2a\x4d\x18", UNPACK.format("Zstandard, with another frame before it")),
     (b"BZh", UNPACK.format("bzip2")),
     (b"\xfd7zXZ\x00", UNPACK.format("xz")),
     (b"\x04\x22\x4d\x18", UNPACK.format("lz4")),

@@ -81,7 +81,7 @@ def open_rows(path: str, keys: str, split: str = "", other: Reader = TextRows) -
             f"{place.absolute()}: names no files; check {keys}; a pattern with '**/*' also names"
             " those of subfolders"
         )
-    _require_one_format(names, path, keys)
+    require_one_format(names, path, keys)
     return [_rows_of(name, keys, other) for name in names]
 
 
@@ -89,7 +89,8 @@ def _rows_of(path: str, keys: str, other: Reader) -> RowFile:
     return FORMATS.get(ending_of(path), other)(path, keys)
 
 
-def _require_one_format(names: Sequence[str], path: str, keys: str) -> None:
+def require_one_format(names: Sequence[str], path: str, keys: str) -> None:
+    """Refuse files with different formats."""
     endings = {ending_of(name) for name in names}
     if len({FORMATS.get(ending) for ending in endings}) > 1:
         known = sorted(endings & FORMATS.keys())

@@ -8,6 +8,8 @@ import re
 from functools import cached_property
 from typing import Any
 
+from huggingface_hub import constants
+
 from espalier.data.files.compression import import_library
 from espalier.data.files.tables import DatasetRows
 from espalier.errors import InputError, first_line
@@ -66,9 +68,12 @@ class HubRows(DatasetRows):
                     f"{key}: the dataset {self._name!r} has no split {lacks[1]!r}, only {lacks[2]};"
                     f" {remedy}"
                 ) from None
+            remedy = "wait until the hub can be reached"
+            if constants.HF_HUB_OFFLINE:
+                remedy = "unset HF_HUB_OFFLINE, with which nothing is downloaded"
             raise InputError(
                 f"{self._called} {CANNOT_BE_LOADED}: {type(error).__name__}: {first_line(error)};"
-                " correct the name and data.hub-config, or wait until the hub can be reached"
+                f" correct the name and data.hub-config, or {remedy}"
             ) from error
 
     def shown(self) -> str:

@@ -139,9 +139,13 @@ def _why(text: str, error: json.JSONDecodeError) -> str:
     if body.endswith(",") and _is_json(body[:-1]):
         return "it ends with a comma; JSON Lines has no commas between lines"
     if error.pos >= len(text):
-        kind, query = ("an array", ".[]") if body.startswith("[") else ("an object", ".")
+        if body.startswith("["):
+            return (
+                "it begins an array that does not end on this line (jq -c '.[]' writes JSON Lines)"
+            )
         return (
-            f"it begins {kind} that does not end on this line (jq -c '{query}' writes JSON Lines)"
+            "it begins an object that does not end on this line (jq -c '.' writes JSON Lines, or"
+            " '.NAME[]' if the records are a list in its field NAME)"
         )
     if error.msg == "Extra data":
         return f"more text follows the first value, in column {error.colno}"

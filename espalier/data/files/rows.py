@@ -28,6 +28,28 @@ class Row:
     record: Mapping[str, Any]
 
 
+class ClassNumber(int):
+    """Number of a label that a dataset of the library ``datasets`` gives a name.
+
+    Parameters
+    ----------
+    number : index among ``labels``; -1 in splits whose labels are not published
+    """
+
+    labels: tuple[str, ...]
+
+    def __new__(cls, number: int, labels: tuple[str, ...]) -> "ClassNumber":
+        """Create a number with the names of all labels."""
+        made = super().__new__(cls, number)
+        made.labels = labels
+        return made
+
+    @property
+    def label(self) -> str:
+        """Name of the label; the number as text if it has none."""
+        return self.labels[self] if 0 <= self < len(self.labels) else str(int(self))
+
+
 class PlaceCursor:
     """Cursor over the places of the rows that are read, which ascend."""
 
@@ -201,14 +223,16 @@ def label_of(row: Row, field: str, key: str) -> str:
     """
     if field not in row.record:
         raise InputError(
-            f"{row.where} has no label in field '{field}', {fields_there(row.record)}; set {key}"
+            f"{row.where} has no field '{field}', {fields_there(row.record)}; set {key}"
         )
     if not is_label(value := row.record[field]):
         raise InputError(
             f"{row.where}, field '{field}' is not a label but {kind_of(value)}; a label must be a"
             f" string, a number or a boolean: give the record such a label, or set {key}"
         )
-    return str(value)
+    # Tables turn whole numbers into decimal ones if some are missing.
+    whole = isinstance(value, float) and value.is_integer()
+    return str(int(value) if whole else value)
 
 
 def group_of(row: Row, field: str) -> str:

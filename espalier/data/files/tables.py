@@ -20,7 +20,7 @@ from espalier.data.files.compression import (
 from espalier.data.files.file_kinds import UNPACK, kind_refused
 from espalier.data.files.files import blocks, no_such_file, not_utf8, opened
 from espalier.data.files.records import NAME
-from espalier.data.files.rows import Place, PlaceCursor, Row, RowFile, status_of
+from espalier.data.files.rows import ClassNumber, Place, PlaceCursor, Row, RowFile, status_of
 from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError, first_line
 
@@ -48,8 +48,7 @@ class DelimitedRows(RowFile):
 
     Parameters
     ----------
-    delimiters : characters that may separate fields; the first one that is in the header, outside
-        of quotes, separates those of the whole file
+    delimiters : characters that may separate fields, the likeliest first
     """
 
     CONTENT = "a header and records"
@@ -61,19 +60,40 @@ class DelimitedRows(RowFile):
     def read(self, columns: Sequence[str]) -> Iterator[Row]:
         csv.field_size_limit(MAX_CELL)
         with opened(self.path, self.keys) as file:
-            unquoted = _QUOTED.sub(b"", file.head).partition(b"\n")[0].decode(errors="replace")
-            found = (sign for sign in self._delimiters if sign in unquoted)
-            delimiter = next(found, self._delimiters[0])
+            delimiter = self._delimiter(file.head)
             reader = csv.reader(_lines(file), delimiter=delimiter, strict=True)
             header = self._header(reader)
             self.require_columns(columns, header)
+            alone = (
+                "" if len(header) > 1 else f" (one field, without {self._signs()} in the header)"
+            )
             for number, cells in enumerate(self._cells(reader)):
-                where = f"{self.path}: row {number + 1}"
+                where = f"{self.path}: row {number + 1}{alone}"
                 if len(cells) != len(header):
                     raise InputError(
                         f"{where} has {len(cells)} fields, the header has {len(header)}; {QUOTE}"
                     )
                 yield Row((number, 0), where, dict(zip(header, cells, strict=True)))
+
+    def _delimiter(self, head: bytes) -> str:
+        """Return the delimiter with which the header and the first row have as many fields.
+
+        If there is none, or the first bytes do not have the whole first row, it is the first one in
+        the header.
+        """
+        header = _QUOTED.sub(b"", head).partition(b"\n")[0].decode(errors="replace")
+        found = [sign for sign in self._delimiters if sign in header]
+        lines = head.decode(errors="replace").splitlines(keepends=True)
+        if len(found) > 1:
+            for sign in found:
+                rows = csv.reader(lines[:-1], delimiter=sign)
+                with suppress(csv.Error, StopIteration):
+                    if len(next(rows)) == len(next(rows)):
+                        return sign
+        return next(iter(found), self._delimiters[0])
+
+    def _signs(self) -> str:
+        return " ".join("tab" if sign == "\t" else sign for sign in self._delimiters)
 
     def _header(self, reader: Iterator[list[str]]) -> list[str]:
         header = next(self._cells(reader), None)
@@ -177,7 +197,8 @@ class ArrowRows(RowFile):
     def _unreadable(self, where: str, error: Exception) -> EspalierError:
         return InputError(
             f"{self.shown()}:{where} cannot be read ({type(error).__name__}: {first_line(error)});"
-            f" copy or export the file again, or check {self.keys}"
+            " copy or export the file again, give it the ending of its format, or check"
+            f" {self.keys}"
         )
 
     def _other_kind(self) -> str:
@@ -232,7 +253,13 @@ class ArrowFileRows(ArrowRows):
 
 
 class DatasetRows(ArrowRows):
-    """Rows of a dataset of the library ``datasets``, mapped into memory."""
+    """Rows of a dataset of the library ``datasets``, mapped into memory.
+
+    The numbers of a column of the type ``ClassLabel`` are ``ClassNumber``.
+    """
+
+    _labels: Mapping[str, tuple[str, ...]] = {}
+    """Names of the labels by column."""
 
     @abstractmethod
     def dataset(self) -> Any:
@@ -253,9 +280,22 @@ class DatasetRows(ArrowRows):
                 return
             yield first, table
 
+    def _records(self, first: int, batch: Any) -> list[dict[str, Any]]:
+        records = super()._records(first, batch)
+        for name in self._labels.keys() & {*batch.schema.names}:
+            for record in records:
+                if record[name] is not None:
+                    record[name] = ClassNumber(record[name], self._labels[name])
+        return records
+
     def _opened(self, columns: Sequence[str]) -> Any:
         found = self.dataset()
         self.require_columns(columns, found.column_names)
+        self._labels = {
+            name: tuple(feature.names)
+            for name, feature in found.features.items()
+            if hasattr(feature, "names") and hasattr(feature, "int2str")
+        }
         return (found.select_columns(list(columns)) if columns else found).with_format("arrow")
 
 

@@ -8,6 +8,7 @@ from espalier.data.tasks.item import Item
 from espalier.data.tasks.scored_items import ScoredItems, cut_written
 from espalier.data.token_pieces import common_beginning
 from espalier.errors import InputError
+from espalier.hf.tokenizer.chat import NO_TEMPLATE
 from espalier.progress import with_progress
 from espalier.settings.tables.task import CHAT_TEMPLATES, TaskSettings
 
@@ -36,7 +37,8 @@ def chat_sequences(model: Any, item: Item, template: str | None) -> list[Marked]
     try:
         found = model.encode_chat(chat.messages, chat.first, template)
     except InputError as error:
-        raise error.at(item.where) from None
+        # No record can mend a model without a template.
+        raise (error if NO_TEMPLATE in str(error) else error.at(item.where)) from None
     return [Marked(one.token_ids, one.spans) for one in found]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from espalier.data.files.records import fields_there, is_label, kind_of
-from espalier.data.files.rows import is_unicode
+from espalier.data.files.rows import ClassNumber, is_unicode
 from espalier.errors import EspalierError, InputError
 
 TRUTH_VALUES = ("false", "true")
@@ -35,12 +35,15 @@ class Fields:
         """Return whether the field has another name, which the settings tell."""
         return name in (self._columns_of or {})
 
-    def text(self, name: str, *, may_be_blank: bool = False) -> str:
+    def text(self, name: str, *, may_be_blank: bool = False, optional: bool = False) -> str:
         """Return a field that is a string.
 
-        With ``may_be_blank`` a null value counts as an empty string. Raises InputError if the field
-        is missing, not a string, blank, or not Unicode.
+        With ``may_be_blank`` a null value counts as an empty string, and with ``optional`` a
+        missing field. Raises InputError if the field is missing, not a string, blank, or not
+        Unicode.
         """
+        if optional and name not in self and not self.is_mapped(name):
+            return ""
         value = self._value(name)
         if value is None and may_be_blank:
             return ""
@@ -87,6 +90,11 @@ class Fields:
         """Return whether the field is there and null."""
         return name in self and self._found(name) is None
 
+    def is_one(self, name: str) -> bool:
+        """Return whether the field is the number 1."""
+        value = self._found(name)
+        return not isinstance(value, bool) and value == 1
+
     def has_value(self, name: str) -> bool:
         """Return whether the field is there and is neither null nor empty."""
         return bool(self._found(name))
@@ -120,12 +128,15 @@ class Fields:
         """Return the index of a field's value among labels that somebody listed.
 
         The text of the value is compared first; a truth value has the text ``true`` or ``false``.
-        If no label is a number, a number is an index, counted from 0. Raises InputError if the
+        If no label is a number, a number is an index, counted from 0. A number that a dataset
+        gives a name has this name, if a label is a name of the dataset. Raises InputError if the
         field is missing, or its value is not a label.
         """
         value = self._value(name)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
+        if isinstance(value, ClassNumber) and not {*value.labels}.isdisjoint(names):
+            value = value.label
         text = str(value).lower() if isinstance(value, bool) else str(value).strip()
         if is_label(value) and text in names:
             return list(names).index(text)
@@ -143,10 +154,13 @@ class Fields:
         """Return the error for a field, with the reason and the remedy."""
         return InputError(f"{self._where}, field '{self._own_name(name)}' {why}; {remedy}")
 
+    def refused_whole(self, why: str, remedy: str) -> EspalierError:
+        """Return the error for a record as a whole, with its fields and the remedy."""
+        return InputError(f"{self._where} {why}, {fields_there(self._record)}; {remedy}")
+
     def _own_name(self, name: str) -> str:
-        """Return the record's name of a field; it may also have the task's own name."""
-        there = (self._columns_of or {}).get(name, name)
-        return there if there in self._record else name
+        """Return the record's name of a field."""
+        return (self._columns_of or {}).get(name, name)
 
     def _found(self, name: str) -> Any:
         return self._record.get(self._own_name(name))
@@ -167,9 +181,13 @@ class Fields:
         value = self._value(name)
         if not isinstance(value, list) or not value:
             kind = "an empty one" if isinstance(value, list) else kind_of(value)
-            csv = "; CSV cannot hold lists" if isinstance(value, str) else ""
-            why = f"is not a list with at least one element but {kind}"
-            raise self.refused(name, why, FORMAT + csv)
+            remedy = FORMAT
+            if isinstance(value, str):
+                remedy = (
+                    "write it as a list, in JSON Lines or Parquet (CSV cannot hold lists)"
+                    f"; {FORMAT}"
+                )
+            raise self.refused(name, f"is not a list with at least one element but {kind}", remedy)
         return value
 
     def _checked(self, value: Any, name: str, may_be_blank: bool = False) -> str:

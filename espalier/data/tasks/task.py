@@ -67,3 +67,12 @@ class Task:
     """What the fields may contain, where the sample does not show it, for the list of tasks."""
     other_samples: tuple[Mapping[str, Any], ...] = ()
     """Records of the other forms that a task reads."""
+    other_fields: tuple[str, ...] = ()
+    """Fields that no sample has."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of all fields that the task reads."""
+        samples = (self.sample, *self.other_samples)
+        names = [name for sample in samples for name in sample]
+        return tuple(dict.fromkeys((*names, *self.other_fields)))

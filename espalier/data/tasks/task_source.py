@@ -15,12 +15,14 @@ from espalier.data.files.files import CLIENT_KEYS, JsonLinesRows
 from espalier.data.files.formats import open_rows
 from espalier.data.files.hub import TRAINING_SPLIT, HubRows
 from espalier.data.files.records import fields_there
-from espalier.data.files.rows import Row, RowFile, group_of
+from espalier.data.files.rows import Row, RowFile, group_of, label_of
 from espalier.data.passages import digest
 from espalier.data.tasks.fields import Fields
 from espalier.data.tasks.item import Item
 from espalier.data.tasks.task import Task
 from espalier.errors import InputError
+
+PARTITION_FIELD = "data.partition-field"
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,10 @@ class ItemSource:
     """Field of the file for each field of the task that has another name there."""
     group_field: str = ""
     """Field whose value joins records that are never separated; empty: every item is a group."""
+    label_field: str = ""
+    """Field whose value labels a record for partitions; empty: the task's own label."""
+    may_have_own_names: bool = False
+    """Whether records may have the task's own names for all fields instead of ``columns_of``."""
 
     @property
     def columns(self) -> Sequence[str]:
@@ -42,22 +48,26 @@ class ItemSource:
     def units(self, row: Row) -> Iterator[Unit[Item]]:
         """Yield the item of a record."""
         group = group_of(row, self.group_field) if self.group_field else ""
-        yield unit_of(self.item(row), group)
+        label = label_of(row, self.label_field, PARTITION_FIELD) if self.label_field else None
+        yield unit_of(self.item(row), group, label)
 
     def item(self, row: Row) -> Item:
         """Return the item of a record.
 
         Raises InputError if a field is missing or wrong, or a label is missing or out of range.
         """
-        for needed, there in self.columns_of.items():
-            # A field may also have the task's own name.
-            if there not in row.record and needed not in row.record:
+        columns_of = self.columns_of
+        if self.may_have_own_names and not any(name in row.record for name in columns_of.values()):
+            columns_of = {}
+        for needed, there in columns_of.items():
+            # The columns of a site may also have names for other tasks.
+            if needed in self.task.fields and there not in row.record:
                 raise InputError(
                     f"{row.where} has no field '{there}' for the task's field '{needed}',"
                     f" {fields_there(row.record)}; set data.columns or the node's data-columns"
                 )
         where = f"{row.where} (task {self.task.name})"
-        return replace(self.task.item(Fields(row.record, where, self.columns_of)), where=where)
+        return replace(self.task.item(Fields(row.record, where, columns_of)), where=where)
 
     def items(self) -> Iterator[Item]:
         """Yield all items in the order of the files."""
@@ -67,10 +77,20 @@ class ItemSource:
     def reading(self) -> list[str]:
         """Return what determines the item of a record."""
         renamed = [f"{name}={of}" for name, of in sorted(self.columns_of.items())]
-        return ["task", self.task.name, self.group_field, *renamed]
+        return ["task", self.task.name, self.group_field, self.label_field, *renamed]
 
 
-def unit_of(item: Item, group: str = "") -> Unit[Item]:
+def require_fields_of(task: Task, columns_of: Mapping[str, str]) -> None:
+    """Refuse names for fields that a task does not have."""
+    if unknown := [name for name in columns_of if name not in task.fields]:
+        raise InputError(
+            f"data.columns: the task {task.name} has no field {', '.join(map(repr, unknown))}, only"
+            f" {', '.join(task.fields)}; write the task's field before the = and that of the file"
+            " after it"
+        )
+
+
+def unit_of(item: Item, group: str = "", label: str | None = None) -> Unit[Item]:
     """Return an item with the hashes that decide its client and its side of the split.
 
     Items that differ only in blank space are the same item.
@@ -78,13 +98,14 @@ def unit_of(item: Item, group: str = "") -> Unit[Item]:
     Parameters
     ----------
     group : value that the item has in common with others that it is not separated from
+    label : label for partitions; None: that of the item
     """
     # All texts that a model reads or has to write, so that only equal items are duplicates.
     parts = (digest(text) for text in (*item.contexts, *item.options, item.gold))
     own = hashlib.sha256(b"".join(parts)).digest()
     # The group or else the question decides client and side, whatever the answer.
     key = digest(group or item.text)
-    return Unit(item, own, key, key, key.hex() if group else item.label)
+    return Unit(item, own, key, key, key.hex() if group else item.label if label is None else label)
 
 
 def items_in(

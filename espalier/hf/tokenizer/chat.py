@@ -31,6 +31,9 @@ _FIXED_DATE = (
     + " -}}{%- endmacro -%}"
 )
 """Definition, in Jinja, of the function that templates call for the date."""
+NO_TEMPLATE = "the model's tokenizer has no chat template"
+END_CHARACTERS = 8
+"""Number of characters at the end of an answer that every template must keep."""
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -60,7 +63,7 @@ def encode_chat(
         template = template.get("default")
     if not template:
         raise InputError(
-            "the model's tokenizer has no chat template; set task.chat-template = 'chatml', or give"
+            f"{NO_TEMPLATE}; set task.chat-template = 'chatml', or give"
             " records with a plain prompt and completion"
         )
     # A fixed date, so that every run and every site renders the same text.
@@ -86,6 +89,16 @@ def _compared(
     # The texts up to each message are rendered and compared with the whole.
     rendered = _render(tokenizer, messages, template)
     turns = list(_turns(tokenizer, messages, first, template))
+    answers = [content for role, content in messages[first:] if role == "assistant"]
+    # Templates change white space and leave out reasoning, but keep the end of an answer.
+    if any(
+        answer.strip()[-END_CHARACTERS:] not in text
+        for answer, (_, text) in zip(answers, turns, strict=True)
+    ):
+        raise InputError(
+            "the chat template leaves out the text of an assistant message (it may read content as"
+            " a list of parts only); set task.chat-template, or use another model"
+        )
     ends = [_end_within(rendered, text, tokenizer.eos_token or "") for _, text in turns]
     # The template renders a message alike, whatever follows: one sequence for all.
     if all(ends) and all(rendered.startswith(prompt) for prompt, _ in turns):

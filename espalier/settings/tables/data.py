@@ -143,8 +143,8 @@ class DataSettings(Table):
     partition_field: str = Field(
         "",
         description=(
-            "Field that labels a record of text, for partitions by labels; a task has its own"
-            " labels."
+            "Field that labels a record, for partitions by labels. Empty: the task's own label;"
+            " text, chats and written answers have none."
         ),
     )
     partition_arguments: str = Field(

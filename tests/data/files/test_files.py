@@ -209,7 +209,7 @@ def test_invalid_label_is_refused_by_type(tmp_path: Path, label: object) -> None
         labels_of(path, "ward")
     with pytest.raises(
         EspalierError,
-        match=r"line 1 has no label in field 'kind', it has the fields text \(a string\), ward",
+        match=r"line 1 has no field 'kind', it has the fields text \(a string\), ward",
     ):
         labels_of(path, "kind")
 

@@ -1,7 +1,6 @@
 """The same records in every format give the same passages and items."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,13 +16,11 @@ from espalier.settings.run import RunSettings, parse
 from tests.data.files.written_files import (
     FORMATS,
     RECORDS,
-    SECRET,
     node,
     pyarrow,
     shares,
     write_lines,
     write_parts,
-    write_table,
 )
 
 
@@ -93,61 +90,6 @@ def test_a_pattern_names_files(tmp_path: Path) -> None:
     write_parts(tmp_path / "parts", RECORDS)
     found = open_rows(str(tmp_path / "parts" / "[02].jsonl"), "data.path")
     assert [Path(file.path).name for file in found] == ["0.jsonl", "2.jsonl"]
-
-
-# ----- columns ------------------------------------------------------------------------------------
-
-
-def dolly_run(path: Path, columns: str) -> dict[str, Any]:
-    return {
-        "method": "fedpetuning",
-        "task.name": "dolly",
-        "data.path": str(path),
-        "data.columns": columns,
-    }
-
-
-def test_columns_rename_the_fields_of_a_task(tmp_path: Path) -> None:
-    records = [
-        {"question": f"Name {n}", "answer": "Oak.", "kind": "a", "context": ""} for n in range(90)
-    ]
-    write_table(tmp_path / "a.csv", records, ",")
-    columns = "instruction=question, response=answer, category=kind"
-    own, held_out = client_items(parse(dolly_run(tmp_path / "a.csv", columns)), node(tmp_path), 0)
-    assert {item.gold for item in (*own, *held_out)} == {"Oak."}
-    assert all("Name " in item.prompt for item in own)
-    site = parse_node(
-        {
-            "site": "a",
-            "data-path": str(tmp_path / "a.csv"),
-            "data-task": "dolly",
-            "data-columns": columns,
-            "state-dir": str(tmp_path / "state"),
-        }
-    )
-    run = parse({"method": "fedpetuning", "task.name": "dolly"}, simulation=False)
-    assert len(client_items(run, site, 0)[0]) > len(own)
-
-
-def test_a_column_that_is_missing_is_named(tmp_path: Path) -> None:
-    write_table(tmp_path / "a.csv", [{"question": SECRET}], ",")
-    with pytest.raises(
-        EspalierError,
-        match=(
-            "row 1 has no field 'asked' for the task's field 'instruction',"
-            " it has the fields question"
-        ),
-    ):
-        client_items(parse(dolly_run(tmp_path / "a.csv", "instruction=asked")), node(tmp_path), 0)
-
-
-@pytest.mark.parametrize(
-    ("columns", "told"),
-    [("instruction", "is not a pair"), ("a=b,a=c", "'a' occurs twice"), ("=b", "is not a pair")],
-)
-def test_columns_are_pairs(columns: str, told: str) -> None:
-    with pytest.raises(EspalierError, match=told):
-        parse(dolly_run(Path("a.csv"), columns))
 
 
 # ----- groups -------------------------------------------------------------------------------------
@@ -240,3 +182,12 @@ def test_endings_of_one_format_may_be_mixed(tmp_path: Path) -> None:
     for name in ("a.jsonl", "b.ndjson.gz"):
         (tmp_path / name).write_text('{"text": "a"}\n')
     assert len(open_rows(str(tmp_path), "data.path")) == 2
+
+
+def test_a_delimiter_gives_all_rows_as_many_fields(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id;text, full\n1;oak, elm, ash\n2;fir\n")
+    (file,) = open_rows(str(tmp_path / "a.csv"), "data.path")
+    assert [dict(row.record) for row in file.rows()] == [
+        {"id": "1", "text, full": "oak, elm, ash"},
+        {"id": "2", "text, full": "fir"},
+    ]

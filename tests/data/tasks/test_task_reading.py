@@ -1,6 +1,7 @@
 """Files and datasets of items; an error names line and field and quotes no content."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,23 @@ def write(folder: Path, *records: Any) -> str:
     return str(file)
 
 
+OPTIONAL = {("dolly", "context"), ("dolly", "category"), ("alpaca", "input")}
+"""Task and field that a record may lack."""
+
+
+@pytest.mark.parametrize(("task", "field"), sorted(OPTIONAL))
+def test_optional_field_may_be_missing_or_empty(task: str, field: str, tmp_path: Path) -> None:
+    lacking = {name: value for name, value in GOOD[task].items() if name != field}
+    empty = GOOD[task] | {field: None}
+    first, second = items_in(TASKS[task], write(tmp_path, lacking, empty)).items()
+    assert replace(first, where="") == replace(second, where="")
+
+
 @pytest.mark.parametrize("task", GOOD)
 def test_missing_field_is_named_with_its_line(task: str, tmp_path: Path) -> None:
     for field in GOOD[task]:
+        if (task, field) in OPTIONAL:
+            continue
         lacking = {name: value for name, value in GOOD[task].items() if name != field}
         asked = {"answer": "label"}.get(field, field) if task == "boolq" else field
         with pytest.raises(
@@ -72,11 +87,7 @@ def test_wrong_field_type_is_not_quoted(task: str, tmp_path: Path) -> None:
     for field in GOOD[task]:
         for wrong in (None, 17, 0.5, -1, [SECRET], {"x": SECRET}, f" {SECRET} \ud800", []):
             record = GOOD[task] | {field: wrong}
-            if wrong is None and (task, field) in {
-                ("dolly", "context"),
-                ("alpaca", "input"),
-                ("mmlu", "subject"),
-            }:
+            if wrong is None and (task, field) in OPTIONAL | {("mmlu", "subject")}:
                 continue
             with pytest.raises(
                 EspalierError, match=rf"line 1 \(task {task}\).*'[a-zA-Z_0-9]+'"

@@ -17,6 +17,8 @@ from espalier.settings.tables.task import CHAT
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 REMOVE = "remove the record"
+OTHER_INPUTS = ("tools", "functions", "documents", "chat_template_kwargs")
+"""Fields besides the messages that chat templates can read."""
 FORMS = {
     "messages": "messages",
     "conversations": "conversations",
@@ -34,18 +36,25 @@ def _chat(record: Fields) -> Item:
     If it has several of the three forms, one with a field that the settings name is read, otherwise
     the first.
     """
-    if record.has_value("tools"):
-        raise record.refused("tools", "lists tools, which are not supported", REMOVE)
-    names = [name for name in FORMS if name in record]
+    for name in OTHER_INPUTS:
+        if record.has_value(name):
+            raise record.refused(name, "is given to a template, which is not supported", REMOVE)
+    names = [name for name in FORMS if record.has_value(name)] or [
+        name for name in FORMS if name in record
+    ]
     mapped = [name for name in names if record.is_mapped(name)]
-    form = FORMS[(mapped or names or ["prompt"])[0]]
-    if form == "messages":
-        return _item(record, "messages", _messages(record, "messages"), 0)
-    if form == "conversations":
-        messages = _messages(record, "conversations")
-        if record.has_value("system"):
+    if not names:
+        raise record.refused_whole(
+            f"has none of the fields {', '.join(FORMS)}",
+            "name the field of the messages in data.columns (at a site: data-columns), such as"
+            " messages=dialog",
+        )
+    form = FORMS[(mapped or names)[0]]
+    if form != "prompt":
+        messages = _messages(record, form)
+        if record.has_value("system") and messages[0][0] != "system":
             messages.insert(0, ("system", record.text("system")))
-        return _item(record, "conversations", messages, 0)
+        return _item(record, form, messages, 0)
     if record.is_list("prompt"):
         messages = _messages(record, "prompt")
         first = len(messages)
@@ -95,8 +104,17 @@ def _message(message: Fields) -> tuple[str, str]:
     for name in ("tool_calls", "function_call"):
         if message.has_value(name):
             raise message.refused(name, "is a call of a tool, which is not supported", REMOVE)
-    if "weight" in message and not message.is_null("weight"):
-        raise message.refused("weight", "is not supported", "leave it out, or remove the record")
+    for name in ("reasoning_content", "reasoning", "thinking", "name"):
+        if message.has_value(name):
+            raise message.refused(
+                name, "is a part of the message that is not supported", "remove the field"
+            )
+    if "weight" in message and not message.is_null("weight") and not message.is_one("weight"):
+        raise message.refused(
+            "weight",
+            "is not 1: all answers count alike",
+            "leave the field out, or remove the record",
+        )
     if message.is_list(content_field):
         parts = [_part(part) for part in message.inners(content_field)]
         return role, "".join(parts)
@@ -139,5 +157,6 @@ TASKS = (
             },
             {"prompt": "A hardwood: ", "completion": "oak"},
         ),
+        other_fields=("system",),
     ),
 )

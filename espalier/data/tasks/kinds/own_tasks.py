@@ -7,7 +7,7 @@ from string import Formatter
 from espalier.data.tasks.fields import Fields
 from espalier.data.tasks.item import Item
 from espalier.data.tasks.task import Hub, Task
-from espalier.settings.tables.data import CLASSIFICATION, COMPLETION, prompt_text
+from espalier.settings.tables.data import CLASSIFICATION, COMPLETION, prompt_fields, prompt_text
 
 
 def completion(template: str) -> Task:
@@ -19,7 +19,9 @@ def completion(template: str) -> Task:
         own = characters + len(answer)
         return Item((prompt,), (answer,), 0, _delimiter(template), own_characters=own)
 
-    return Task(COMPLETION, Hub(""), ("loss",), item)
+    return Task(
+        COMPLETION, Hub(""), ("loss",), item, other_fields=(*prompt_fields(template), "answer")
+    )
 
 
 def classification(template: str, labels: Sequence[str]) -> Task:
@@ -39,7 +41,14 @@ def classification(template: str, labels: Sequence[str]) -> Task:
             own_characters=characters + 1,
         )
 
-    return Task(CLASSIFICATION, Hub(""), ("acc",), item, tuple(labels))
+    return Task(
+        CLASSIFICATION,
+        Hub(""),
+        ("acc",),
+        item,
+        tuple(labels),
+        other_fields=(*prompt_fields(template), "label"),
+    )
 
 
 def _prompt(template: str, record: Fields) -> tuple[str, int]:
@@ -66,10 +75,13 @@ def _delimiter(template: str) -> str:
 TASKS = (
     replace(
         completion("{question}\n"),
+        values="those that data.prompt names in braces (here {question}), and answer",
         sample={"question": "Which tree bears acorns?", "answer": "Oak."},
     ),
     replace(
         classification("{text}\nIs this positive or negative?", ("negative", "positive")),
+        values="those that data.prompt names in braces (here {text}), and label, one of"
+        " data.labels",
         sample={"text": "a gorgeous, witty, seductive movie", "label": "positive"},
     ),
 )

@@ -38,18 +38,21 @@ def _gsm8k(record: Fields) -> Item:
 def _dolly(record: Fields) -> Item:
     """Return the item of a record: ``instruction``, ``context``, ``response``; ``category``.
 
-    ``context`` can be empty.
+    ``context`` and ``category`` can be empty or missing.
     """
-    prompt = _instruction(record.text("instruction"), record.text("context", may_be_blank=True))
-    return Item((prompt,), (record.text("response"),), 0, "\n", label=record.text("category"))
+    context = record.text("context", may_be_blank=True, optional=True)
+    category = record.text("category", may_be_blank=True, optional=True)
+    prompt = _instruction(record.text("instruction"), context)
+    return Item((prompt,), (record.text("response"),), 0, "\n", label=category)
 
 
 def _alpaca(record: Fields) -> Item:
-    """Return the item of a record: ``instruction``, ``input`` (can be empty), ``output``.
+    """Return the item of a record: ``instruction``, ``input``, ``output``; records have no label.
 
-    Records have no label.
+    ``input`` can be empty or missing.
     """
-    prompt = _instruction(record.text("instruction"), record.text("input", may_be_blank=True))
+    given = record.text("input", may_be_blank=True, optional=True)
+    prompt = _instruction(record.text("instruction"), given)
     return Item((prompt,), (record.text("output"),), 0, "\n")
 
 
@@ -87,7 +90,8 @@ TASKS = (
         Hub("databricks/databricks-dolly-15k"),
         ("loss",),
         _dolly,
-        values="context may be empty; category is only read to distribute records",
+        values="context and category may be empty or missing; category is only read to distribute"
+        " records",
         sample={
             "instruction": "Name a hardwood.",
             "context": "",
@@ -100,7 +104,7 @@ TASKS = (
         Hub("tatsu-lab/alpaca"),
         ("loss",),
         _alpaca,
-        values="input may be empty",
+        values="input may be empty or missing",
         sample={"instruction": "Name a hardwood.", "input": "", "output": "Oak."},
     ),
 )
