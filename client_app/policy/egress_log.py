@@ -148,13 +148,15 @@ def _noted(word: str) -> str:
 
 
 def _is_renamed(path: Path, checked: Checked) -> bool:
-    """Return whether a log in an egress folder has the name of another run or site."""
-    return (
-        checked.origin is not None
-        and path.parent.name == FOLDER
-        # The name is not part of the chain, so a renamed log is found only here.
-        and path.stem != "-".join(checked.origin.values())
-    )
+    """Return whether a log in an egress folder has the name of another run or site.
+
+    Logs in a run directory are named after their site only.
+    """
+    if checked.origin is None or path.parent.name != FOLDER:
+        return False
+    # The name is not part of the chain, so a renamed log is found only here.
+    names = ("-".join(checked.origin.values()), f"{FOLDER}-{checked.origin['site']}")
+    return path.stem not in names
 
 
 def _code_of(path: Path, checked: Checked) -> int:

@@ -180,8 +180,18 @@ class _Measurements(Form):
     machine: str
 
 
+class _Score(Form):
+    model: str
+    task: str
+    metric: str
+    value: Number
+    stderr: Number | None = None
+    items: int
+    num_fewshot: int
+
+
 class _Scores(Form):
-    scores: list[dict[str, Any]]
+    scores: list[_Score]
 
 
 FORMS: Mapping[str, type[Form]] = {

@@ -39,7 +39,7 @@ from espalier.results.run_status import (
 DEPTH = 3
 """Maximum number of folders between a directory and the runs that are found in it."""
 UNREADABLE = "unreadable"
-NUMBERS = ("clients", "result (dense)", "parameters", "on disk", "time")
+NUMBERS = ("clients", "result (base)", "parameters", "on disk", "time")
 """Columns that are aligned to the right."""
 STAMP_CHARACTERS = 15
 WIDTH = 1000
@@ -174,7 +174,7 @@ def table_of(rows: Sequence[Listed], common: str, width: int) -> Table:
         "method": [row.method or "-" for row in rows],
         "model": [row.model or "-" for row in rows],
         "clients": [_clients(row) for row in rows],
-        "result (dense)": [_figure(row) for row in rows],
+        "result (base)": [_figure(row) for row in rows],
         "parameters": [parameters for parameters, _ in sizes],
         "on disk": [on_disk for _, on_disk in sizes],
         "time": ["-" if row.seconds is None else duration(row.seconds) for row in rows],
@@ -236,7 +236,7 @@ def main(document: Mapping[str, Any]) -> int:
     elif chosen:
         console = console_for_tables()
         common = os.path.commonpath([Path(row.path).absolute().parent for row in chosen])
-        print(f"{common}/", flush=True)
+        print(f"{common.rstrip(os.sep)}/", flush=True)
         console.print(table_of(chosen, common, console.width))
         for row in chosen:
             if row.status != COMPLETED:

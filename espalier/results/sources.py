@@ -121,7 +121,8 @@ def result_of(run: FinishedRun, base: str | None = None, *, same: bool = False) 
     Parameters
     ----------
     base : name of the base model; None takes the one of the run's settings
-    same : require the hash of the base model that the run recorded
+    same : require the hash of the base model that the run recorded, which a named one must always
+        have
 
     Raises
     ------
@@ -213,7 +214,8 @@ def base_of(run: FinishedRun, base: str | None = None, *, same: bool = False) ->
             # Commands that need the same base have no option for a copy of it.
             hint = "; put it back" if same else "; --base (in Python: base=) names a copy of it"
         raise InputError(f"{run.path}: its base model cannot be opened: {error}{hint}") from None
-    if same and model.sha256 != (expected := run.summary.get("model_sha256")):
+    expected = run.summary.get("model_sha256")
+    if (same or (base is not None and expected)) and model.sha256 != expected:
         raise InputError(
             f"{model.directory}: does not have the hash that {run.name} recorded for its base model"
             f" ({expected}): its files have changed, or another version of Espalier made the run;"

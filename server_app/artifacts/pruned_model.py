@@ -91,7 +91,8 @@ class PrunedOutcome(EditedOutcome[PrunedResult]):
         )
         summary.sparsity = summary.masked + result.zeros_beyond_masks() / run.model.plan.num_weights
         summary.local_sparsity = result.local_sparsity()
-        summary.centralized_sparsity = result.centralized_sparsity()
+        if run.settings.makes_centralized(simulation=run.simulation):
+            summary.centralized_sparsity = result.centralized_sparsity()
         summary.notes = rounding_notes(summary)
         self.export(result.edits, pruned_card(run.settings, run.model, summary.sparsity))
 

@@ -447,7 +447,7 @@ def test_wrong_requests_are_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
         ([str(tmp_path)], None, "is not a run directory"),
         ([where, where], "x.html", "each has a report of its own"),
         ([where], str(tmp_path), "is a directory; name a file in it"),
-        ([where], "/proc/none/x.html", "/proc/none"),
+        ([where], "/proc/none/x.html", "/proc/none is not a directory"),
     ):
         assert main({"directories": directories, "out": out, "measure": False}) == 2
         assert message in capsys.readouterr().err

@@ -13,6 +13,7 @@ from espalier.hf.opening.model_files import public_name
 from espalier.results.base_chain import in_words, printable
 from espalier.results.figures import DENSE, FEDERATED, Quality, evaluated
 from espalier.results.sources import Source
+from espalier.results.use.scores import stored_rows
 
 FRONT = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 CODE = re.compile(r"```python\n.*?```\n", re.DOTALL)
@@ -32,6 +33,9 @@ def card_of(source: Source, as_adapter: bool, license_name: str = "", repository
     """
     lines = ["---", _front_matter(source, as_adapter, license_name), "---", ""]
     body = _body(source)
+    if source.adapter is not None and not as_adapter:
+        # As in the card of a run that merges its adapters.
+        body = body.replace(", tuned: adapters\n", ", tuned\n", 1)
     own_code = has_own_code(source.model.config)
     place = repository or "this directory"
     load = how_to_load(source.model, place, as_adapter=as_adapter, own_code=own_code) + "\n"
@@ -64,6 +68,17 @@ def _front_matter(source: Source, as_adapter: bool, license_name: str) -> str:
             metric_value=quality.values[FEDERATED],
         )
         for quality in _qualities(source)
+    ]
+    results += [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=row.task,
+            dataset_name=row.task,
+            metric_type=row.metric,
+            metric_value=row.values[source.name][0],
+        )
+        for row in (stored_rows(source.run) if source.run else ())
+        if source.name in row.values
     ]
     data = ModelCardData(
         base_model=base or None,

@@ -1,6 +1,7 @@
 """``espalier export``: results for transformers, llama.cpp and the Hugging Face hub."""
 
 import os
+import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -111,13 +112,15 @@ def _to_gguf(source: Source, target: Path, document: Mapping[str, Any]) -> None:
         else:
             name = write_model(source.model, source.edits, place, source.title, document["dtype"])
     print(f"exported     {file} (architecture {name})")
+    written = shlex.quote(str(file))
     if as_adapter:
+        base = shlex.quote(str(source.model.directory))
         print(
-            f"with         the base model as GGUF: espalier export {source.model.directory} --to"
-            f" gguf --out DIR\nuse it       llama-cli -m DIR/model.gguf --lora {file}"
+            f"with         the base model as GGUF: espalier export {base} --to gguf --out DIR\n"
+            f"use it       llama-cli -m DIR/model.gguf --lora {written}"
         )
     else:
-        print(f"use it       llama-cli -m {file}")
+        print(f"use it       llama-cli -m {written}")
 
 
 def _to_imatrix(source: Source, target: Path) -> None:

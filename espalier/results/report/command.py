@@ -38,6 +38,8 @@ def _target(given: str | None, runs: list[FinishedRun]) -> Path | None:
             " run, or leave out --out"
         )
     path = at_home(given).absolute()
+    if not path.parent.is_dir():
+        raise InputError(f"--out {given}: {path.parent} is not a directory; create it first")
     if path.is_dir():
         raise InputError(f"--out {given}: is a directory; name a file in it")
     return path

@@ -32,6 +32,7 @@ from espalier.results.report.usage import snippets_of
 from espalier.results.report.verdict import verdict
 from espalier.results.run_status import run_status
 from espalier.results.speed import measured_rows
+from espalier.results.use.scores import stored_rows
 from espalier.settings.registry import METHODS
 from espalier.storage.atomic import write_bytes
 
@@ -41,6 +42,7 @@ SHORT_HASH = 12
 SECTIONS = {
     "verdict": "Verdict",
     "quality": "Quality",
+    "tasks": "Public tasks",
     "size": "Size and speed",
     "rounds": "Rounds",
     "clients": "Clients",
@@ -117,6 +119,8 @@ def _content(run: FinishedRun) -> dict[str, Any]:
         "verdict": verdict(run, comparisons),
         "columns": {column: name for column, name in names_of(run).items() if column in present},
         "comparisons": comparisons,
+        "task_rows": (task_rows := stored_rows(run)),
+        "task_models": list(dict.fromkeys(name for row in task_rows for name in row.values)),
         # Sizes of baselines are shown only if their quality is.
         "sizes": [row for row in _sizes(run) if row[0] in present | {"original", DENSE, FEDERATED}],
         "has_result": bool(run.model or run.adapter or run.client_models),
@@ -155,6 +159,7 @@ def _sections(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield id and name of the sections that the page has."""
     present = {
         "quality": content["comparisons"],
+        "tasks": content["task_rows"],
         "size": content["sizes"] or content["measurements"],
         "rounds": content["figures"]["rounds"],
         "clients": content["clients"],

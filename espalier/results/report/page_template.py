@@ -67,13 +67,29 @@ PAGE = """\
 </tr>{% endfor %}</tbody>
 </table></div>
 <p class="soft">{% if "original" in columns %}Original is the model from which the chain of runs
-started, base the one from which this run did.{% else %}Dense is the base model.{% endif %}
-The local baseline is what a client gets without the others, the centralized baseline what one party
-gets that has all data. A value of several clients is their mean; below it stand the lowest and \
+started, base the one from which this run did.{% else %}Dense is the base model.{% endif %}\
+{% if "local_baseline" in columns %} The local baseline is what a client gets without the others.\
+{% endif %}{% if "centralized" in columns %} The centralized baseline is what one party gets that
+has all data.{% endif %} A value of several clients is their mean; below it stand the lowest and
 the highest one.
 {%- if has_intervals %} Scores are of {{ summary.test_items.number }} items; their intervals contain
 the score on all such items with 95% confidence (Wilson).{% endif %}</p>
 </div></div>
+</section>
+{% endif %}
+{% if task_rows %}
+<section id="tasks"><h2>Public tasks</h2>
+<div class="scroll"><table>
+{{ head(["task", "metric", "items", "examples"] + task_models) }}
+<tbody>{% for row in task_rows %}<tr><td>{{ row.task }}</td><td class="text">{{ row.metric }}</td>
+<td>{{ row.items }}</td><td>{{ row.num_fewshot }}</td>
+{% for name in task_models %}<td>{% if name in row["values"] -%}
+{% set value, error = row["values"][name] %}{{ value | number(4) }}
+{%- if error is not none %}<span class="small">±{{ error | number(4) }}</span>{% endif %}
+{%- else %}-{% endif %}</td>{% endfor %}</tr>{% endfor %}</tbody>
+</table></div>
+<p class="soft">Scores of lm-evaluation-harness by <code>espalier eval</code>; ± is the standard
+error over the items.</p>
 </section>
 {% endif %}
 {% if sizes or measurements %}
@@ -192,7 +208,7 @@ Last hash: <code>{{ checked.head }}</code></p>
 <pre>{{ log.beginning | join("\\n") }}</pre></details>
 </details>
 {% endfor %}
-<pre>espalier check-log {{ (run.path / "egress") | quoted }}</pre>
+<pre>espalier check-log {{ run.path | quoted }}</pre>
 {% else %}
 <p>The logs of what left the sites are at the sites, in <code>egress/</code> of their state-dir; a
 simulation copies them to its run directory at the end. Each site verifies its own with

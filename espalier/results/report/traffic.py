@@ -87,7 +87,12 @@ def estimates_of(run: FinishedRun) -> list[Estimated]:
     rows += [
         _row("memory of the server, at its peak", plan["server_memory"], server),
         _row("memory of a client, at its peak", plan["client_memory"], None, unknown="stays there"),
-        _row("run directory", plan["server_disk"], _on_disk(run)),
+        _row(
+            "run directory",
+            plan["server_disk"],
+            _on_disk(run) if ended else None,
+            unknown="" if ended else "the run has not ended",
+        ),
     ]
     seconds = plan["seconds"]
     taken = _seconds_of_a_round(run)

@@ -76,6 +76,14 @@ def _overlap(comparison: Comparison) -> bool:
 def _against_baselines(main: Comparison) -> Iterator[str]:
     """Yield a sentence for each baseline that was computed."""
     federated = main.values["federated"].value
+    if "original" in main.values:
+        original = main.values["original"].value
+        yield (
+            f"The model with which the chain of runs began has {original:,.{main.digits}f}, the"
+            f" result {federated / original:.3g} times that."
+            if main.quality.metric == PERPLEXITY
+            else f"The model with which the chain of runs began has {original:,.{main.digits}f}."
+        )
     for column, what in (
         ("local_baseline", "clients get without the others"),
         ("centralized", "one party gets that has all clients' data"),

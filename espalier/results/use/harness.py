@@ -20,6 +20,8 @@ from typing import Any
 from espalier.environment.paths import at_home
 from espalier.errors import InputError, as_command, first_line
 from espalier.results.finished_run import FinishedRun, open_run
+from espalier.results.report.page import FILE as REPORT
+from espalier.results.report.page import write_report
 from espalier.results.sources import Source, require_text_model, sources_of
 from espalier.results.use.harness_records import with_local_data
 from espalier.results.use.loading import device_named, load_model, load_source_tokenizer
@@ -205,3 +207,5 @@ def main(document: Mapping[str, Any]) -> None:
     )
     question = Question(**{name: document[name] for name in fields})
     show_table(evaluate(run, sources, question, document["device"]))
+    write_report(run, run.path / REPORT)
+    print(f"{run.path / REPORT}: written")

@@ -1,6 +1,6 @@
 """Scores of a run's models on public tasks: their file in the run directory, and their table."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -52,6 +52,35 @@ def store(run: FinishedRun, scores: Sequence[Score], harness: str, limit: int | 
 
 def _identity(entry: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(entry.get(key) for key in ("model", "task", "metric", "num_fewshot", "limit"))
+
+
+@dataclass(frozen=True)
+class ScoreRow:
+    """Scores of several models by one measure on the same number of items.
+
+    Parameters
+    ----------
+    task, metric, items, num_fewshot : as in ``Score``
+    values : the score of each model by its name, with its standard error or None
+    """
+
+    task: str
+    metric: str
+    items: int
+    num_fewshot: int
+    values: Mapping[str, tuple[float, float | None]]
+
+
+def stored_rows(run: FinishedRun) -> list[ScoreRow]:
+    """Return the stored scores of a run; empty if it was not evaluated on public tasks."""
+    rows: dict[tuple[Any, ...], dict[str, tuple[float, float | None]]] = {}
+    for score in run.json(FILE).get("scores", ()):
+        key = tuple(score[name] for name in ("task", "metric", "items", "num_fewshot"))
+        rows.setdefault(key, {})[score["model"]] = (score["value"], score.get("stderr"))
+    return [
+        ScoreRow(task, metric, items, num_fewshot, values)
+        for (task, metric, items, num_fewshot), values in rows.items()
+    ]
 
 
 def show_table(scores: Sequence[Score]) -> None:

@@ -85,6 +85,16 @@ def test_a_log_in_the_place_of_another_is_told(
     assert "  RENAMED  belongs to another run or site than its name says" in capsys.readouterr().out
 
 
+def test_logs_of_a_run_directory_have_the_names_of_their_sites(state: Path) -> None:
+    run = state.parent / "run"
+    (run / "egress").mkdir(parents=True)
+    log = state / "egress" / "run-2-a.jsonl"
+    (run / "egress" / "egress-a.jsonl").write_bytes(log.read_bytes())
+    assert check(run) == 0
+    (run / "egress" / "egress-a.jsonl").rename(run / "egress" / "egress-b.jsonl")
+    assert check(run) == 1
+
+
 def test_log_contents_cannot_steer_terminal(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

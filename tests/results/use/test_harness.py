@@ -88,6 +88,9 @@ def test_scores_of_result_and_base(
     assert found["result"]["items"] == 6
     assert f"{found['result']['value']:.4f}" in out
     assert {score["metric"] for score in stored} == {"acc", "acc_norm"}
+    page = (run / "report.html").read_text()
+    assert "Public tasks" in page
+    assert f"{found['result']['value']:.4f}" in page
 
 
 @needs_harness

@@ -20,6 +20,7 @@ from espalier.results.sources import (
     sources_of,
 )
 from espalier.results.use.loading import device_named, load_model
+from tests.bench import Bench
 from tests.results.use.saved_run import save_run
 from tests.tiny_model import save_tiny_llama, save_tiny_roberta
 
@@ -101,6 +102,14 @@ def test_a_moved_base_can_be_named(tuned: Path, base: Path, tmp_path: Path) -> N
         result_of(open_run(tuned))
     assert result_of(open_run(tuned), str(moved)).directory == moved
     assert espalier.load_result(tuned).adapter(base=str(moved)) is not None
+
+
+def test_a_named_base_must_be_the_recorded_one(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "fedpetuning", {"training.steps": 1, "federation.rounds": 1})
+    run = open_run(bench.run())
+    other = save_tiny_llama(tmp_path / "other", seed=7)
+    with pytest.raises(InputError, match=r"does not have the hash that .* recorded"):
+        result_of(run, str(other))
 
 
 @torch.no_grad()
