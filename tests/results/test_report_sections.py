@@ -91,6 +91,7 @@ def test_a_chain_of_runs_has_the_model_with_which_it_began(tmp_path: Path) -> No
     assert "60.00 with the federated result and 40.00 with the base (flap) model" in sentences(
         tuned
     )
+    assert "chain of runs began has 40.00, the result 1.5 times that" in sentences(tuned)
     assert "began has 1,000 parameters; the result has 80.0% of them" in sentences(tuned)
     page = report_page(tuned)
     assert "125.0%" in page

@@ -17,7 +17,7 @@ from espalier.results.finished_run import open_run
 from espalier.results.use.harness import main
 from espalier.results.use.harness_records import IN_THE_HUBS_FORM, with_local_data
 from espalier.results.use.scores import Score, store
-from tests.results.use.saved_run import save_run
+from tests.results.run_directories import save_run
 from tests.tiny_model import save_tiny_llama
 
 needs_harness = pytest.mark.skipif(find_spec("lm_eval") is None, reason="needs the extra lm-eval")
@@ -27,7 +27,8 @@ WORDS = ["oak", "fir", "elder", "ivy"]
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     base = save_tiny_llama(tmp_path / "base", dtype=torch.float32, positions=64)
-    path = save_run(tmp_path / "run", str(base))
+    shown = {"seed": 0, "rounds": 1, "clients": [], "versions": {}, "threads": 1, "device": "cpu"}
+    path = save_run(tmp_path / "run", {"model": str(base)}, base=[], **shown)
     save_tiny_llama(path / "model", seed=5, dtype=torch.float32, positions=64)
     return path
 
