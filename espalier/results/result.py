@@ -104,10 +104,18 @@ class Result:
 
         return load_source_tokenizer(self._source(client, base))
 
-    def report(self) -> Path:
-        """Write ``report.html`` into the run directory and return its path."""
+    def report(self, *, measure: bool = False) -> Path:
+        """Write ``report.html`` into the run directory and return its path.
+
+        With ``measure`` memory and tokens per second of the base model and the results are measured
+        first, as ``espalier report --measure`` does.
+        """
         from espalier.results.report.page import FILE, write_report
 
+        if measure:
+            from espalier.results import speed
+
+            speed.measure(self.run)
         path = self.path / FILE
         write_report(self.run, path)
         return path

@@ -178,6 +178,8 @@ class _Measurements(Form):
     new_tokens: int
     threads: int
     machine: str
+    load: Number | None = None
+    cpus: int | None = None
 
 
 class _Score(Form):

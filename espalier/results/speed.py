@@ -50,6 +50,8 @@ def measure(run: FinishedRun, max_clients: int | None = None) -> None:
         **CONDITIONS,
         "threads": threads,
         "machine": platform.processor() or platform.machine(),
+        "load": round(os.getloadavg()[0], 1),
+        "cpus": os.cpu_count(),
         "models": models,
     }
     write_json(run.path / FILE, document)
@@ -79,6 +81,9 @@ def measured_rows(run: FinishedRun) -> Mapping[str, Any]:
         f" {document['new_tokens']} generated tokens. {dtypes}, {document['threads']}"
         f" CPU threads, {document['machine']}."
     )
+    # The load contains that of the measurement itself.
+    if (load := document.get("load")) is not None:
+        conditions += f" The load of the machine was {load} on {document['cpus']} CPUs."
     return {**document, "conditions": conditions}
 
 

@@ -30,7 +30,12 @@ section { background: var(--paper); border: 1px solid var(--line); border-radius
 .figures > * { min-width: 0; }
 figure { margin: 0; }
 figure svg { display: block; width: 100%; max-width: 560px; height: auto; }
-.scroll { overflow-x: auto; margin: 0 0 10px; }
+.scroll { overflow-x: auto; margin: 0 0 10px; background-repeat: no-repeat;
+  background-image: linear-gradient(90deg, var(--paper) 40%, transparent),
+    linear-gradient(270deg, var(--paper) 40%, transparent),
+    linear-gradient(90deg, #9aa4ad, transparent), linear-gradient(270deg, #9aa4ad, transparent);
+  background-position: 0 0, 100% 0, 0 0, 100% 0; background-size: 36px 100%, 36px 100%, 14px 100%,
+    14px 100%; background-attachment: local, local, scroll, scroll; }
 table { border-collapse: collapse; width: 100%; font-size: 0.9rem; }
 th, td { text-align: right; padding: 5px 10px; border-bottom: 1px solid var(--line);
   vertical-align: top; font-variant-numeric: tabular-nums; white-space: nowrap; }
