@@ -99,7 +99,7 @@ def require_fit(
         raise InputError(
             f"method = {settings.method!r}: {model.directory} is a mixture of experts (model_type ="
             f" {model.config['model_type']!r}), of which only attention can be tuned so far; set"
-            " method to 'fedpetuning' or 'hetlora', or name a dense model"
+            " method to 'fedpetuning', 'hetlora', 'flora' or 'fed-sb', or name a dense model"
         )
     part(METHODS[settings.method].strategy).require_fit(settings, model, capabilities)
 

@@ -64,6 +64,8 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
     if family is not None:
         return family
     supported = ", ".join(name for entry in FAMILIES for name in entry.model_types)
+    parts = "text_config" in config
+    hint = " (it has parts for images or sound; name a model of text only)" if parts else ""
     raise InputError(
-        f"{where}: model_type = {model_type!r} is not supported; supported are {supported}"
+        f"{where}: model_type = {model_type!r} is not supported{hint}; supported are {supported}"
     )
