@@ -104,7 +104,9 @@ def _add_chat(commands: Commands) -> None:
         "--client", metavar="CLIENT", help="own model of this client, by number or name"
     )
     parser.add_argument(
-        "--compare", action="store_true", help="show the answers of base model and result"
+        "--compare",
+        action="store_true",
+        help="show the answers of the original model, the base model and the result",
     )
     parser.add_argument("--prompt", metavar="TEXT", help="answer this text once and end")
     parser.add_argument("--system", metavar="TEXT", help="system message of the conversation")

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from espalier.environment.hub_models import download_model, is_on_hub
 from espalier.environment.paths import at_home
-from espalier.errors import EspalierError, InputError
+from espalier.errors import EspalierError, InputError, tell
 from espalier.hf.opening.opened_model import OpenedModel, open_model, opened_in
 from espalier.results.base_chain import Base, read_chain
 from espalier.results.finished_run import FinishedRun, open_run
+from espalier.results.model_chain import runs_behind
 
 if TYPE_CHECKING:
     from espalier.hf.export.peft_files import Adapted
@@ -21,6 +22,8 @@ RESULT = "result"
 """Name of the federated result."""
 BASE = "base"
 """Name of the base model."""
+ORIGINAL = "original"
+"""Name of the model with which a chain of runs began."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Source:
 
     Parameters
     ----------
-    name : ``result``, ``base``, or the name of a client
+    name : ``result``, ``base``, ``original``, or the name of a client
     directory : directory of the model, in Hugging Face format
     adapter : directory of the adapter, in PEFT's format; None if there is none
     run : run that made it; None for the base model, or a model directory
@@ -182,25 +185,42 @@ def client_of(run: FinishedRun, name: str) -> Source:
 def sources_of(
     run: FinishedRun, clients: Sequence[str], *, with_base: bool, base: str | None = None
 ) -> list[Source]:
-    """Return the models to look at: the base model first, then the result or clients' models.
+    """Return the models to look at: those of ``bases_of``, then the result or clients' models.
 
     Parameters
     ----------
     clients : clients by number or name; empty takes the result, or the models of all clients if
         each has its own
-    with_base : whether the base model is one of them
+    with_base : whether base models are among them
 
     Raises
     ------
     InputError
         As for ``result_of`` and ``client_of``.
     """
-    sources = [base_model_of(run, base)] if with_base else []
+    sources = bases_of(run, base) if with_base else []
     if clients:
         return sources + [client_of(run, name) for name in clients]
     if run.model is None and run.client_models:
         return sources + [client_of(run, name) for name in run.client_models]
     return [*sources, result_of(run, base)]
+
+
+def bases_of(run: FinishedRun, base: str | None = None) -> list[Source]:
+    """Return the base model of a run, after the model with which a chain of runs began, if any.
+
+    A line says why the latter is left out if it cannot be opened. Parameters and errors are those
+    of ``result_of``.
+    """
+    own = base_model_of(run, base)
+    first = runs_behind(run)[0]
+    if first.path == run.path:
+        return [own]
+    try:
+        return [Source(ORIGINAL, base_of(first).directory), own]
+    except EspalierError as error:
+        tell(f"without the original model: {error}")
+        return [own]
 
 
 def base_of(run: FinishedRun, base: str | None = None, *, same: bool = False) -> OpenedModel:

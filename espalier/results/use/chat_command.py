@@ -18,7 +18,7 @@ from espalier.errors import EspalierError, as_command, tell
 from espalier.results.finished_run import open_run
 from espalier.results.sources import (
     Source,
-    base_model_of,
+    bases_of,
     client_of,
     require_text_model,
     result_of,
@@ -31,7 +31,7 @@ QUIT = "/quit"
 
 
 def conversations(document: Mapping[str, Any]) -> list[Conversation]:
-    """Load the models of a request and return a conversation with each, the base model first.
+    """Load the models of a request and return a conversation with each, base models first.
 
     Raises InputError if there is no such model, it cannot be loaded, or it writes no text.
 
@@ -43,7 +43,7 @@ def conversations(document: Mapping[str, Any]) -> list[Conversation]:
     base = document["base"]
     client = document["client"]
     asked = client_of(run, client) if client is not None else result_of(run, base)
-    sources = [base_model_of(run, base), asked] if document["compare"] else [asked]
+    sources = [*bases_of(run, base), asked] if document["compare"] else [asked]
     for source in sources:
         require_text_model(source)
     answering = Answering(document["max_new_tokens"], document["temperature"], document["system"])

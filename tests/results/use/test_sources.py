@@ -112,6 +112,28 @@ def test_a_named_base_must_be_the_recorded_one(tmp_path: Path) -> None:
         result_of(run, str(other))
 
 
+def test_a_chain_begins_with_the_original_model(
+    tmp_path: Path, base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = save_run(tmp_path / "first", str(base))
+    (first / "run.json").write_text("{}")
+    save_tiny_llama(first / "model", seed=4)
+    second = save_run(tmp_path / "second", str(first / "model"))
+    summary = json.loads((second / "summary.json").read_text())
+    (second / "summary.json").write_text(json.dumps(summary | {"base": [{"run": str(first)}]}))
+    save_tiny_llama(second / "model", seed=5)
+    found = sources_of(open_run(second), [], with_base=True)
+    assert [(source.name, source.directory) for source in found] == [
+        ("original", base),
+        ("base", first / "model"),
+        ("result", second / "model"),
+    ]
+    base.rename(tmp_path / "moved")
+    found = sources_of(open_run(second), [], with_base=True)
+    assert [source.name for source in found] == ["base", "result"]
+    assert "without the original model" in capsys.readouterr().err
+
+
 @torch.no_grad()
 def test_model_of_a_client_by_number_or_name(tmp_path: Path, base: Path) -> None:
     path = save_run(tmp_path / "run", str(base))
