@@ -33,6 +33,7 @@ def main(document: Mapping[str, Any]) -> None:
             return
         measure(run, max_clients=1)
         write_report(run, run.path / FILE)
+        print(f"the report with these figures is in {run.path / FILE}", flush=True)
     except EspalierError as error:
         print(f"not measured {error}", flush=True)
 
