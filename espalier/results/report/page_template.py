@@ -143,8 +143,8 @@ after every round.</p>
 {{ client.metrics[name] | brief }}{% endif %}</td>{% endfor %}
 </tr>{% endfor %}</tbody>
 </table></div>
-{% if clients | selectattr("capped") | list %}<p class="soft">Limited: values that were larger than the
-median client's allow (<code>federation.max-update-ratio</code>,
+{% if clients | selectattr("capped") | list %}<p class="soft">Limited: values that were larger than
+the median client's allow (<code>federation.max-update-ratio</code>,
 <code>federation.max-weight-ratio</code>) counted less. This also happens to honest clients.</p>
 {% endif %}
 </section>
