@@ -225,14 +225,20 @@ def _wrapped(text: str, width: int) -> str:
     return "\n".join(fill(line, width) for line in text.split("\n"))
 
 
+FEW_DECADES = 0.5
+"""Powers of ten below which a logarithmic axis has evenly spaced numbers."""
+
+
 def _scale(axes: "Axes", panel: Panel, rows: bool) -> None:
-    from matplotlib.ticker import LogLocator, NullLocator
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
     class Ticks(LogLocator):
         """Ticks whose numbers have room: fewer, if the axis spans more powers of ten."""
 
         def tick_values(self, vmin: float, vmax: float) -> Any:
             span = log10(vmax / vmin) if 0 < vmin < vmax else 0.0
+            if span < FEW_DECADES:
+                return MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(vmin, vmax)
             self.set_params(subs=(1, 2, 3, 5, 7) if span < 1.8 else (1, 2, 5) if span < 3 else (1,))
             return super().tick_values(vmin, vmax)
 
