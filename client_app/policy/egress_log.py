@@ -155,7 +155,9 @@ def _is_renamed(path: Path, checked: Checked) -> bool:
     if checked.origin is None or path.parent.name != FOLDER:
         return False
     # The name is not part of the chain, so a renamed log is found only here.
-    names = ("-".join(checked.origin.values()), f"{FOLDER}-{checked.origin['site']}")
+    names = ["-".join(checked.origin.values())]
+    if (path.parent.parent / "summary.json").is_file():
+        names = [f"{FOLDER}-{checked.origin['site']}"]
     return path.stem not in names
 
 

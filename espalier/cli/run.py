@@ -138,9 +138,14 @@ def _run(request: RunRequest, watched: WatchedRun) -> int:
 
 
 def _measured(app: Path, directory: str) -> int:
-    """Measure the models of a finished run in a process of its own, and return an exit code."""
+    """Measure the models of a finished run in a process of its own, and return an exit code.
+
+    It is 0 also if the measurement failed, because the run is complete.
+    """
     try:
-        return run_in_app(app, "espalier.results.report.after_run", {"directory": directory})
+        if run_in_app(app, "espalier.results.report.after_run", {"directory": directory}):
+            tell("the run is complete; memory and speed of its models were not measured")
+        return 0
     except KeyboardInterrupt:
         command = shlex.join(["espalier", "report", directory, "--measure"])
         tell(f"interrupted; the run is complete, and `{command}` measures its models")

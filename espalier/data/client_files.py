@@ -73,8 +73,11 @@ def client_files(
 
 def training_paths(data: DataSettings, num_clients: int) -> list[str]:
     """Return the paths of the files on which the clients of a simulation train."""
+    clients = range(num_clients)
     if "{client}" in data.path:
-        return [data.path.replace("{client}", str(client)) for client in range(num_clients)]
+        return [data.path.replace("{client}", str(client)) for client in clients]
+    if data.partition == "by-file":
+        return [own_file(data.path, client, num_clients) for client in clients]
     return [data.path]
 
 

@@ -88,10 +88,11 @@ def _shares(
     )
     if isinstance(source.partition, Partition):
         if source.partition.kind in ("by-field", "dirichlet") and "" in corpus.labels:
+            where = f" in the field '{label}'" if label else ""
             raise InputError(
                 f"data.partition = {data.partition!r}: records of the task {task.name} have no"
-                " label; name a field of theirs in data.partition-field, or choose 'iid' or"
-                " 'quantity'"
+                f" label{where}; name another field of theirs in data.partition-field, or choose"
+                " 'iid' or 'quantity'"
             )
         source.partition.require_enough(corpus.labels)
     # With duplicates left out, what one group contributes would depend on the others.

@@ -4,7 +4,9 @@ Pruned models are built by Espalier's own code, so no code of a model's director
 """
 
 import json
+import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +22,8 @@ from espalier.results.use.loading import loader_of
 
 FIRST_TOKEN = 3
 """First token id of the prompt; lower ones are often special."""
+MAX_SECONDS = 10.0
+"""Time after which a call is not repeated, so that a large model does not take an hour."""
 MIN_SECONDS = 0.5
 """Least time over which the fastest call is chosen, because load often lasts for many calls."""
 
@@ -27,10 +31,17 @@ MIN_SECONDS = 0.5
 def main() -> None:
     """Load the model, measure it and print the figures."""
     request = json.load(sys.stdin)
+    threading.Thread(target=_end_with_parent, args=(request["parent"],), daemon=True).start()
     logging.set_verbosity_error()
     torch.set_num_threads(request["threads"])
     torch.manual_seed(0)
     print(json.dumps(measured(request)), flush=True)
+
+
+def _end_with_parent(pipe: int) -> None:
+    """Wait until the process that holds the other end of a pipe has ended, then end this one."""
+    os.read(pipe, 1)
+    os._exit(1)
 
 
 @torch.inference_mode()
@@ -98,12 +109,15 @@ def _generation(model: nn.Module, prompt: Tensor, request: dict[str, Any]) -> fl
 
 
 def _seconds(work: Callable[[], Any], repetitions: int) -> float:
-    """Return the seconds of the fastest of several calls, at least ``repetitions``.
+    """Return the seconds of the fastest of several calls.
 
-    Other work on the machine can only make a call slower.
+    Other work on the machine can only make a call slower. There are at least ``repetitions``, but
+    no further ones after ``MAX_SECONDS``.
     """
     found: list[float] = []
-    while len(found) < repetitions or sum(found) < MIN_SECONDS:
+    while not found or (
+        sum(found) < MAX_SECONDS and (len(found) < repetitions or sum(found) < MIN_SECONDS)
+    ):
         started = time.perf_counter()
         work()
         found.append(time.perf_counter() - started)

@@ -217,7 +217,8 @@ def bases_of(run: FinishedRun, base: str | None = None) -> list[Source]:
     if first.path == run.path:
         return [own]
     try:
-        return [Source(ORIGINAL, base_of(first).directory), own]
+        has_hash = "model_sha256" in first.summary
+        return [Source(ORIGINAL, base_of(first, same=has_hash).directory), own]
     except EspalierError as error:
         tell(f"without the original model: {error}")
         return [own]
@@ -238,8 +239,8 @@ def base_of(run: FinishedRun, base: str | None = None, *, same: bool = False) ->
     if (same or (base is not None and expected)) and model.sha256 != expected:
         raise InputError(
             f"{model.directory}: does not have the hash that {run.name} recorded for its base model"
-            f" ({expected}): its files have changed, or another version of Espalier made the run;"
-            " restore the model, or repeat the run"
+            f" ({expected}): it is another model, its files have changed, or another version of"
+            " Espalier made the run; name or restore that model, or repeat the run"
         )
     return model
 

@@ -7,6 +7,7 @@ its load at that time and to the number of threads, which the file names.
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -84,6 +85,8 @@ def measured_rows(run: FinishedRun) -> Mapping[str, Any]:
     # The load contains that of the measurement itself.
     if (load := document.get("load")) is not None:
         conditions += f" The load of the machine was {load} on {document['cpus']} CPUs."
+        if load > document["cpus"]:
+            conditions += " It was busy, so speeds may be far off; measure again."
     return {**document, "conditions": conditions}
 
 
@@ -110,23 +113,32 @@ def measured_apart(
     threads : number of CPU threads
     """
     own = {key: str(path) for key, path in paths.items()}
-    document = {**own, **conditions, "threads": threads}
-    done = subprocess.run(
-        # ``-P``: modules in the current directory must not replace those of libraries.
-        [sys.executable, "-P", "-m", PROCESS],
-        input=json.dumps(document),
-        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    # The other process ends when this one does: then the pipe closes.
+    reading, writing = os.pipe()
+    document = {**own, **conditions, "threads": threads, "parent": reading}
+    try:
+        done = subprocess.run(
+            # ``-P``: modules in the current directory must not replace those of libraries.
+            [sys.executable, "-P", "-m", PROCESS],
+            input=json.dumps(document),
+            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            capture_output=True,
+            text=True,
+            check=False,
+            pass_fds=(reading,),
+        )
+    finally:
+        os.close(reading)
+        os.close(writing)
     # Libraries may print too; the figures are the last object.
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
         why = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
+        remedy = "check that transformers loads it"
+        if done.returncode == -signal.SIGKILL:
+            why, remedy = "the process was killed", "free memory, and measure again"
         raise InputError(
-            f"{' with '.join(map(str, paths.values()))}: cannot be measured ({why}); check that"
-            " transformers loads it"
+            f"{' with '.join(map(str, paths.values()))}: cannot be measured ({why}); {remedy}"
         )
     figures: dict[str, Any] = json.loads(lines[-1])
     return figures

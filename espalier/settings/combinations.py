@@ -125,7 +125,9 @@ def wrong_combinations(
             f"data.path = '': data.source = '{source}' needs the path of a file or the name of a"
             " dataset"
         )
-    if task.name != TEXT and _is_a_clients(task.test_path, path, num_clients):
+    # Other splits of a saved dataset have its path.
+    own = "" if data.hub_split else path
+    if task.name != TEXT and _is_a_clients(task.test_path, own, num_clients):
         lines.append(
             f"task.test-path = '{task.test_path}': clients train on these items (data.path); name a"
             " file of others"

@@ -8,6 +8,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from espalier.data.files.compression import (
@@ -324,6 +325,11 @@ class SavedDatasetRows(DatasetRows):
                 f" {', '.join(found)}; set data.hub-split, or name the folder of a split"
             )
         return found[split]
+
+    def identity(self) -> str:
+        folder = super().identity()
+        has_splits = (Path(folder) / "dataset_dict.json").is_file()
+        return str(Path(folder) / (self._split or "train")) if has_splits else folder
 
     def state(self) -> list[int]:
         """Return the properties of the folder's files that reveal a change."""

@@ -8,6 +8,8 @@ from espalier.data.files.rows import ClassNumber, is_unicode
 from espalier.errors import EspalierError, InputError
 
 TRUTH_VALUES = ("false", "true")
+EMPTY = ("", "[]", "{}", "null")
+"""Texts of a field without a value."""
 FORMAT = "'espalier tasks' shows what a record of the task has"
 
 
@@ -96,8 +98,12 @@ class Fields:
         return not isinstance(value, bool) and value == 1
 
     def has_value(self, name: str) -> bool:
-        """Return whether the field is there and is neither null nor empty."""
-        return bool(self._found(name))
+        """Return whether the field is there and is neither null nor empty.
+
+        Tables may hold lists and objects as text.
+        """
+        value = self._found(name)
+        return value.strip() not in EMPTY if isinstance(value, str) else bool(value)
 
     def place(self, name: str, names: Sequence[str], first: int = 0) -> int:
         """Return the index of a field's value among ``names``.
@@ -107,7 +113,7 @@ class Fields:
         field is missing or is neither, such as -1 in a dataset that hides its labels.
         """
         value = self._value(name)
-        text = str(value).strip() if is_label(value) else ""
+        text = _text_of_label(value, names)
         if text in names:
             return list(names).index(text)
         if (first, len(names)) == (0, 2) and text.lower() in TRUTH_VALUES:
@@ -133,12 +139,8 @@ class Fields:
         field is missing, or its value is not a label.
         """
         value = self._value(name)
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if isinstance(value, ClassNumber) and not {*value.labels}.isdisjoint(names):
-            value = value.label
-        text = str(value).lower() if isinstance(value, bool) else str(value).strip()
-        if is_label(value) and text in names:
+        text = _text_of_label(value, names)
+        if text and text in names:
             return list(names).index(text)
         counted = not any(map(_is_number, names))
         if counted and text in map(str, range(len(names))):
@@ -202,6 +204,26 @@ class Fields:
                 name, "contains half of a surrogate pair", "write the file again as UTF-8"
             )
         return value
+
+
+def _text_of_label(value: Any, names: Sequence[str]) -> str:
+    """Return a value as the text that is compared with the names of labels; empty for no label.
+
+    A number to which a dataset gives a name has this name, if the dataset has one of ``names``,
+    whatever its case.
+    """
+    if not is_label(value):
+        return ""
+    if isinstance(value, ClassNumber):
+        known = {name.casefold(): name for name in names}
+        if not known.keys().isdisjoint(map(str.casefold, value.labels)):
+            return known.get(value.label.casefold(), value.label)
+        return str(int(value))
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value).strip()
 
 
 def _is_number(text: str) -> bool:

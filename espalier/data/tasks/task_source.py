@@ -9,6 +9,7 @@ file. A question that occurs again, at another client or with another answer, is
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from espalier.data.files.corpus_index import Unit
 from espalier.data.files.files import CLIENT_KEYS, JsonLinesRows
@@ -57,7 +58,7 @@ class ItemSource:
         Raises InputError if a field is missing or wrong, or a label is missing or out of range.
         """
         columns_of = self.columns_of
-        if self.may_have_own_names and not any(name in row.record for name in columns_of.values()):
+        if self.may_have_own_names and _has_own_names(row.record, columns_of):
             columns_of = {}
         for needed, there in columns_of.items():
             # The columns of a site may also have names for other tasks.
@@ -78,6 +79,12 @@ class ItemSource:
         """Return what determines the item of a record."""
         renamed = [f"{name}={of}" for name, of in sorted(self.columns_of.items())]
         return ["task", self.task.name, self.group_field, self.label_field, *renamed]
+
+
+def _has_own_names(record: Mapping[str, Any], columns_of: Mapping[str, str]) -> bool:
+    """Return whether a record has all mapped fields under the task's names, not as mapped."""
+    as_mapped = all(there in record for there in columns_of.values())
+    return not as_mapped and all(needed in record for needed in columns_of)
 
 
 def require_fields_of(task: Task, columns_of: Mapping[str, str]) -> None:

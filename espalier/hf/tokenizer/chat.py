@@ -34,6 +34,7 @@ _FIXED_DATE = (
 NO_TEMPLATE = "the model's tokenizer has no chat template"
 END_CHARACTERS = 8
 """Number of characters at the end of an answer that every template must keep."""
+_REASONING = re.compile(r"<think>.*?</think>", re.DOTALL)
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -89,16 +90,8 @@ def _compared(
     # The texts up to each message are rendered and compared with the whole.
     rendered = _render(tokenizer, messages, template)
     turns = list(_turns(tokenizer, messages, first, template))
-    answers = [content for role, content in messages[first:] if role == "assistant"]
-    # Templates change white space and leave out reasoning, but keep the end of an answer.
-    if any(
-        answer.strip()[-END_CHARACTERS:] not in text
-        for answer, (_, text) in zip(answers, turns, strict=True)
-    ):
-        raise InputError(
-            "the chat template leaves out the text of an assistant message (it may read content as"
-            " a list of parts only); set task.chat-template, or use another model"
-        )
+    for answer, (prompt, text) in zip(_answers(messages, first), turns, strict=True):
+        _require_kept(answer, text.removeprefix(prompt))
     ends = [_end_within(rendered, text, tokenizer.eos_token or "") for _, text in turns]
     # The template renders a message alike, whatever follows: one sequence for all.
     if all(ends) and all(rendered.startswith(prompt) for prompt, _ in turns):
@@ -111,6 +104,30 @@ def _compared(
         "the chat template writes an assistant message otherwise than its prompt lets the model"
         " begin it; set task.chat-template, or use another model"
     )
+
+
+def _answers(messages: Sequence[Message], first: int) -> list[str]:
+    """Return the contents of the assistant messages that may have a loss."""
+    return [content for role, content in messages[first:] if role == "assistant"]
+
+
+def _require_kept(answer: str, rendered: str) -> None:
+    """Refuse a template that leaves out the text of an answer.
+
+    Templates change white space and leave out reasoning, but keep the end of what is said.
+    """
+    said = _REASONING.sub("", answer)
+    if _squeezed(said)[-END_CHARACTERS:] not in _squeezed(rendered):
+        raise InputError(
+            "the chat template leaves out text of an assistant message (it may read content as a"
+            " list of parts only, or take what stands before a tag for reasoning); set"
+            " task.chat-template, use another model, or remove the record"
+        )
+
+
+def _squeezed(text: str) -> str:
+    """Return a text without white space."""
+    return "".join(text.split())
 
 
 def _end_within(rendered: str, text: str, end_of_text: str) -> int:
@@ -154,7 +171,12 @@ def _marked_by_template(
         start = 0
     # Messages before ``first`` have no loss.
     mask = [0] * start + list(encoded["assistant_masks"])[start:]
-    return ChatTokens(ids, _stretches(mask))
+    spans = _stretches(mask)
+    if spans:
+        written = "".join(tokenizer.decode(ids[begin:end]) for begin, end in spans)
+        for answer in _answers(messages, first):
+            _require_kept(answer, written)
+    return ChatTokens(ids, spans)
 
 
 def _stretches(mask: Sequence[int]) -> tuple[tuple[int, int], ...]:

@@ -4,7 +4,8 @@ The body is that of the card which the run wrote. Local paths are in neither.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from espalier.environment.paths import is_dataset_name
 from espalier.hf.export.loading_code import how_to_load
@@ -13,7 +14,7 @@ from espalier.hf.opening.model_files import public_name
 from espalier.results.base_chain import in_words, printable
 from espalier.results.figures import DENSE, FEDERATED, Quality, evaluated
 from espalier.results.sources import Source
-from espalier.results.use.scores import stored_rows
+from espalier.results.use.scores import whole_scores
 
 FRONT = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 CODE = re.compile(r"```python\n.*?```\n", re.DOTALL)
@@ -72,13 +73,13 @@ def _front_matter(source: Source, as_adapter: bool, license_name: str) -> str:
     results += [
         EvalResult(
             task_type="text-generation",
-            dataset_type=row.task,
-            dataset_name=row.task,
-            metric_type=row.metric,
-            metric_value=row.values[source.name][0],
+            dataset_type=score["task"],
+            dataset_name=score["task"],
+            dataset_args={"num_few_shot": score["num_fewshot"]},
+            metric_type=score["metric"],
+            metric_value=score["value"],
         )
-        for row in (stored_rows(source.run) if source.run else ())
-        if source.name in row.values
+        for score in _scores(source)
     ]
     data = ModelCardData(
         base_model=base or None,
@@ -101,6 +102,10 @@ def _front_matter(source: Source, as_adapter: bool, license_name: str) -> str:
 
 def _qualities(source: Source) -> list[Quality]:
     return [] if source.run is None else evaluated(source.run)
+
+
+def _scores(source: Source) -> list[Mapping[str, Any]]:
+    return [] if source.run is None else whole_scores(source.run, source.name)
 
 
 def datasets_of(source: Source) -> list[str]:
@@ -126,12 +131,21 @@ def _body(source: Source) -> str:
 
 def _results(source: Source) -> Iterator[str]:
     measures = _qualities(source)
-    if not measures:
+    if not measures and not _scores(source):
         return
-    yield from ("## Results", "", f"| | {' | '.join(TITLES.values())} |", "|---|---|---|")
+    yield from ("## Results", "")
+    if measures:
+        yield from (f"| | {' | '.join(TITLES.values())} |", "|---|---|---|")
     for one in measures:
         values = (one.values.get(column) for column in TITLES)
         cells = ("" if value is None else f"{value:.4g}" for value in values)
         better = "lower" if one.lower_is_better else "higher"
         yield f"| {one.metric} on {one.dataset} ({better} is better) | {' | '.join(cells)} |"
+    yield ""
+    for score in _scores(source):
+        error = "" if score.get("stderr") is None else f" ± {score['stderr']:.4f}"
+        yield (
+            f"- {score['task']}, {score['metric']}: {score['value']:.4f}{error}"
+            f" ({score['items']} items, {score['num_fewshot']} examples, lm-evaluation-harness)"
+        )
     yield ""

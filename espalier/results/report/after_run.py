@@ -35,7 +35,7 @@ def main(document: Mapping[str, Any]) -> None:
         write_report(run, run.path / FILE)
         print(f"the report with these figures is in {run.path / FILE}", flush=True)
     except EspalierError as error:
-        print(f"not measured {error}", flush=True)
+        print(f"not measured memory and speed: {error}", flush=True)
 
 
 def _too_large(run: FinishedRun) -> str:
@@ -45,6 +45,6 @@ def _too_large(run: FinishedRun) -> str:
     if weights is None or weights + LIBRARIES <= free:
         return ""
     return (
-        f"memory and speed: the base model needs {size(weights + LIBRARIES)} of memory, and"
+        f"memory and speed: base model and libraries need {size(weights + LIBRARIES)}, and"
         f" {size(free)} are free"
     )

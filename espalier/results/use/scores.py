@@ -83,6 +83,12 @@ def stored_rows(run: FinishedRun) -> list[ScoreRow]:
     ]
 
 
+def whole_scores(run: FinishedRun, model: str) -> list[Mapping[str, Any]]:
+    """Return the stored scores of one model on all items of their tasks, as ``Score``'s fields."""
+    scores = run.json(FILE).get("scores", ())
+    return [one for one in scores if one["model"] == model and one.get("limit") is None]
+
+
 def show_table(scores: Sequence[Score]) -> None:
     """Print a table with a row per task and metric, and a column per model."""
     from rich.console import Console

@@ -144,7 +144,7 @@ class DataSettings(Table):
         "",
         description=(
             "Field that labels a record, for partitions by labels. Empty: the task's own label;"
-            " text, chats and written answers have none."
+            " text, `chat`, `completion`, `alpaca` and `gsm8k` have none."
         ),
     )
     partition_arguments: str = Field(

@@ -194,7 +194,7 @@ def test_a_named_template_replaces_a_missing_one(folder: Path) -> None:
         ("{{ messages[0][messages[0]['content']].x }}", "conversation: UndefinedError"),
         ("{{ 1 + messages[0]['content'] }}", r"fails on a conversation \(TypeError\)"),
         (CHATML + "{{ add_generation_prompt }}", "writes an assistant message otherwise"),
-        ("{{ messages[0]['content'] }}", "leaves out the text of an assistant"),
+        ("{{ messages[0]['content'] }}", "leaves out text of an assistant"),
         ("{% generation %}{% endgeneration %}{{ messages[0]['content'] }}", "leaves out an assist"),
     ],
 )  # fmt: skip
@@ -205,6 +205,36 @@ def test_a_template_that_fails_is_an_error(folder: Path, template: str, error: s
             model, item(messages=[{"role": "user", "content": SECRET}, *talk(1, 1)[1:]]), None
         )
     assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("template", "answer", "is_kept"),
+    [
+        ("{{ m['content'].split('</think>')[-1] }}", "An oak.<think>so</think>", False),
+        ("{{ m['content'].split('</think>')[-1] }}", "<think>so</think>\n\nAn  oak.\n", True),
+        ("{{ m['content'] | trim }}", " yes ", True),
+        ("", "yes", False),
+    ],
+)
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_template_must_keep_what_an_answer_says(
+    folder: Path, template: str, answer: str, is_kept: bool, marked: bool
+) -> None:
+    """Also if the question contains the answer."""
+    if marked:
+        template = "{% generation %}" + template + "x{% endgeneration %}"
+    model = with_template(
+        folder,
+        "{% for m in messages %}{% if m['role'] == 'user' %}yes An oak. A:{% else %}"
+        + template
+        + "\n{% endif %}{% endfor %}",
+    )
+    turns = [{"role": "user", "content": "yes"}, {"role": "assistant", "content": answer}]
+    if is_kept:
+        assert chat_sequences(model, item(messages=turns), None)
+        return
+    with pytest.raises(EspalierError, match="leaves out text of an assistant message"):
+        chat_sequences(model, item(messages=turns), None)
 
 
 @pytest.mark.parametrize("call", ["'%d %b %Y'", "format='%d %b %Y'"])

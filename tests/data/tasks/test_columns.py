@@ -107,6 +107,60 @@ def test_tests_in_a_file_of_the_clients_are_refused(
         public_items(parse(run))
 
 
+def test_a_file_of_no_client_may_be_the_test(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    for part in range(3):
+        records = [{"sentence": f"{part} {n}", "label": n % 2} for n in range(9)]
+        write_lines(tmp_path / "parts" / f"{part}.jsonl", records)
+    run = {
+        "method": "fedpetuning",
+        "task.name": "sst2",
+        "num-clients": 2,
+        "data.path": str(tmp_path / "parts"),
+        "data.partition": "by-file",
+        "task.test-path": str(tmp_path / "parts" / "2.jsonl"),
+    }
+    assert len(public_items(parse(run))) == 9
+
+
+@pytest.mark.parametrize(
+    ("task", "columns", "record"),
+    [
+        ("hellaswag", "ctx=start", {"start": "A", "endings": [*"bcde"], "label": 1}),
+        ("boolq", "label=truth", {"passage": "p", "question": "q", "answer": True, "truth": 0}),
+    ],
+)
+def test_every_field_that_a_task_reads_can_be_mapped(
+    task: str, columns: str, record: dict[str, Any], tmp_path: Path
+) -> None:
+    write_lines(tmp_path / "a.jsonl", [record | {"activity_label": "x"} for _ in range(1)] * 3)
+    run = {
+        "method": "fedpetuning",
+        "task.name": task,
+        "num-clients": 1,
+        "data.path": str(tmp_path / "a.jsonl"),
+        "data.columns": columns,
+    }
+    own, held_out = client_items(parse(run), node(tmp_path), 0)
+    (item,) = (*own, *held_out)
+    assert item.gold.strip() in ("c", "no")
+
+
+def test_public_items_may_have_the_task_s_names(tmp_path: Path) -> None:
+    """Also if one of the mapped names is a name of the task."""
+    write_lines(tmp_path / "test.jsonl", [{"question": "oak?", "answer": "yes"}])
+    run = {
+        "method": "fedpetuning",
+        "task.name": "completion",
+        "data.prompt": "{question}\\n",
+        "data.path": str(tmp_path / "train.jsonl"),
+        "data.columns": "question=question,answer=solution",
+        "task.test-path": str(tmp_path / "test.jsonl"),
+    }
+    write_lines(tmp_path / "train.jsonl", [{"question": "elm?", "solution": "no"}])
+    assert [item.gold for item in public_items(parse(run))] == ["yes"]
+
+
 def test_names_of_a_saved_dataset_decide_about_labels(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     rows = {"text": [f"tree {n}" for n in range(30)], "label": [n % 2 for n in range(30)]}
@@ -120,9 +174,10 @@ def test_names_of_a_saved_dataset_decide_about_labels(tmp_path: Path) -> None:
         "data.path": str(tmp_path / "saved"),
         "data.prompt": "{text}\\n",
     }
-    for labels in ("pos,neg", "neg,pos", "no,yes"):
+    for labels in ("pos,neg", "neg,pos", "no,yes", "Pos,Neg"):
         own, _ = client_items(parse(run | {"data.labels": labels}), node(tmp_path), 0)
-        expected = ("no", "yes") if labels == "no,yes" else ("neg", "pos")
+        first, second = labels.split(",")
+        expected = (second, first) if first.lower() == "pos" else (first, second)
         assert all(item.gold == expected[int(item.prompt.split()[1]) % 2] for item in own)
 
 
@@ -140,7 +195,7 @@ def test_a_field_divides_items_that_have_no_label(tmp_path: Path) -> None:
         "data.path": str(tmp_path / "a.jsonl"),
         "data.partition": "by-field",
     }
-    with pytest.raises(EspalierError, match=r"have no label; name a field of theirs in data\.part"):
+    with pytest.raises(EspalierError, match=r"have no label; name another field of theirs"):
         client_items(parse(run), node(tmp_path), 0)
     run = parse(run | {"data.partition-field": "topic"})
     topics = [

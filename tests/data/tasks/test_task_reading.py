@@ -115,7 +115,7 @@ def test_wrong_field_type_is_not_quoted(task: str, tmp_path: Path) -> None:
             ("but a negative number, as in splits whose labels are not published; give the record"),
         ),
         ("sst2", {"label": None}, "not a number from 0 to 1, but null"),
-        ("sst2", {"label": 1.0}, "not a number from 0 to 1, but a number"),
+        ("sst2", {"label": 0.5}, "not a number from 0 to 1, but a number"),
         ("sst2", {"label": [SECRET]}, "not a number from 0 to 1, but a list"),
         ("sst2", {"label": SECRET}, "not a number from 0 to 1, but a string"),
         ("sst2", {"sentence": [SECRET]}, "field 'sentence' is not a string but a list"),

@@ -88,6 +88,7 @@ def test_a_log_in_the_place_of_another_is_told(
 def test_logs_of_a_run_directory_have_the_names_of_their_sites(state: Path) -> None:
     run = state.parent / "run"
     (run / "egress").mkdir(parents=True)
+    (run / "summary.json").touch()
     log = state / "egress" / "run-2-a.jsonl"
     (run / "egress" / "egress-a.jsonl").write_bytes(log.read_bytes())
     assert check(run) == 0

@@ -36,20 +36,19 @@ def _chat(record: Fields) -> Item:
     If it has several of the three forms, one with a field that the settings name is read, otherwise
     the first.
     """
-    for name in OTHER_INPUTS:
-        if record.has_value(name):
-            raise record.refused(name, "is given to a template, which is not supported", REMOVE)
-    names = [name for name in FORMS if record.has_value(name)] or [
-        name for name in FORMS if name in record
-    ]
-    mapped = [name for name in names if record.is_mapped(name)]
+    named = [name for name in FORMS if record.is_mapped(name)]
+    there = [name for name in FORMS if name in record]
+    # A null form beside another one does not count, but nothing is read in place of a named field.
+    names = named or [name for name in there if record.has_value(name)] or there
     if not names:
         raise record.refused_whole(
             f"has none of the fields {', '.join(FORMS)}",
             "name the field of the messages in data.columns (at a site: data-columns), such as"
             " messages=dialog",
         )
-    form = FORMS[(mapped or names)[0]]
+    form = FORMS[names[0]]
+    if form != "prompt" or record.is_list("prompt"):
+        _require_messages_only(record)
     if form != "prompt":
         messages = _messages(record, form)
         if record.has_value("system") and messages[0][0] != "system":
@@ -63,6 +62,15 @@ def _chat(record: Fields) -> Item:
     completion = record.text("completion")
     own = len(prompt) + len(completion)
     return Item((prompt,), (completion,), 0, "", own_characters=own)
+
+
+def _require_messages_only(record: Fields) -> None:
+    """Refuse what a template would read besides the messages."""
+    for name in OTHER_INPUTS:
+        if record.has_value(name):
+            raise record.refused(
+                name, "is given to a template, which is not supported", "remove the field"
+            )
 
 
 def _item(record: Fields, field: str, messages: Sequence[tuple[str, str]], first: int) -> Item:

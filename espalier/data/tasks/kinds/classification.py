@@ -45,7 +45,8 @@ def _boolq(record: Fields) -> Item:
     """
     passage = record.text("passage")
     question = record.text("question")
-    label = record.place("answer" if "answer" in record else "label", TRUTHS)
+    field = "answer" if "answer" in record and not record.is_mapped("label") else "label"
+    label = record.place(field, TRUTHS)
     prompt = f"{passage}\nQuestion: {question}?\nAnswer:"
     return Item((prompt,), TRUTHS, label, label=TRUTHS[label], texts=(question, passage))
 
@@ -81,5 +82,6 @@ TASKS = (
         TRUTHS,
         values="answer: true or false; or label: 0 for no, 1 for yes",
         sample={"passage": "Oak is a hardwood.", "question": "is oak a softwood", "answer": False},
+        other_fields=("label",),
     ),
 )

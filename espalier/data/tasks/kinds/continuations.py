@@ -92,6 +92,7 @@ TASKS = (
             "endings": ["waters it.", "eats it.", "sails away.", "falls up."],
             "label": 0,
         },
+        other_fields=("ctx",),
     ),
     Task(
         "winogrande",

@@ -112,6 +112,7 @@ TASKS = (
             "choices": {"text": ["a pine", "an oak"], "label": ["A", "B"]},
             "answerKey": "A",
         },
+        other_fields=("question",),
     ),
     Task(
         "mmlu",
