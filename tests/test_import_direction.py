@@ -20,7 +20,7 @@ METHODS = [
     for file in sorted((ROOT / "strategies" / family).iterdir())
     if not file.stem.startswith("__")
 ]
-"""Each strategy is a room of its own, so that none imports another."""
+"""Each strategy has a level of its own, so that none imports another."""
 
 LINES = [
     ["espalier.cli", "espalier_assets.train"],

@@ -8,9 +8,8 @@ from espalier.data.tasks.item import Item
 from espalier.data.tasks.scored_items import ScoredItems, cut_written
 from espalier.data.token_pieces import common_beginning
 from espalier.errors import InputError
-from espalier.hf.tokenizer.chat import NO_TEMPLATE
 from espalier.progress import with_progress
-from espalier.settings.tables.task import CHAT_TEMPLATES, TaskSettings
+from espalier.settings.tables.task import CHAT_TEMPLATES, NO_TEMPLATE, TaskSettings
 
 
 def template_of(task: TaskSettings) -> str | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from espalier.errors import InputError
+from espalier.settings.tables.task import NO_TEMPLATE
 
 Message = tuple[str, str]
 """Role and content."""
@@ -31,7 +32,6 @@ _FIXED_DATE = (
     + " -}}{%- endmacro -%}"
 )
 """Definition, in Jinja, of the function that templates call for the date."""
-NO_TEMPLATE = "the model's tokenizer has no chat template"
 END_CHARACTERS = 8
 """Number of characters at the end of an answer that every template must keep."""
 _REASONING = re.compile(r"<think>.*?</think>", re.DOTALL)

@@ -8,6 +8,8 @@ from pydantic import AfterValidator, Field
 from espalier.settings.registry import part
 from espalier.settings.table import Table
 
+NO_TEMPLATE = "the model's tokenizer has no chat template"
+"""Beginning of the error for a model that cannot render conversations."""
 CHAT_TEMPLATES = {
     "chatml": (
         "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n'"
