@@ -62,7 +62,7 @@ def add_gpus(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What ``espalier run`` was asked for.
+    """Request of a run, as ``espalier run`` and ``espalier sweep`` make it.
 
     Parameters
     ----------

@@ -81,6 +81,15 @@ def test_a_field_that_the_task_does_not_have_is_refused(columns: str, tmp_path: 
         client_items(parse(dolly_run(tmp_path / "a.csv", columns)), node(tmp_path), 0)
 
 
+def sst2_parts(folder: Path, number: int) -> dict[str, Any]:
+    """Write files of nine records each to ``parts``, and return the settings of two clients."""
+    (folder / "parts").mkdir()
+    for part in range(number):
+        records = [{"sentence": f"{part} {n}", "label": n % 2} for n in range(9)]
+        write_lines(folder / "parts" / f"{part}.jsonl", records)
+    return {"method": "fedpetuning", "task.name": "sst2", "num-clients": 2}
+
+
 @pytest.mark.parametrize(
     ("trained", "tested"),
     [
@@ -92,30 +101,15 @@ def test_a_field_that_the_task_does_not_have_is_refused(columns: str, tmp_path: 
 def test_tests_in_a_file_of_the_clients_are_refused(
     trained: str, tested: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "parts").mkdir()
-    for part in range(2):
-        records = [{"sentence": f"{part} {n}", "label": n % 2} for n in range(9)]
-        write_lines(tmp_path / "parts" / f"{part}.jsonl", records)
-    run = {
-        "method": "fedpetuning",
-        "task.name": "sst2",
-        "num-clients": 2,
-        "data.path": str(tmp_path / trained),
-        "task.test-path": str(tmp_path / tested),
-    }
+    run = sst2_parts(tmp_path, 2)
+    run |= {"data.path": str(tmp_path / trained), "task.test-path": str(tmp_path / tested)}
     with pytest.raises(EspalierError, match=r"task.test-path.*clients train on .*parts/\d.jsonl"):
         public_items(parse(run))
 
 
 def test_a_file_of_no_client_may_be_the_test(tmp_path: Path) -> None:
-    (tmp_path / "parts").mkdir()
-    for part in range(3):
-        records = [{"sentence": f"{part} {n}", "label": n % 2} for n in range(9)]
-        write_lines(tmp_path / "parts" / f"{part}.jsonl", records)
-    run = {
-        "method": "fedpetuning",
-        "task.name": "sst2",
-        "num-clients": 2,
+    run = sst2_parts(tmp_path, 3)
+    run |= {
         "data.path": str(tmp_path / "parts"),
         "data.partition": "by-file",
         "task.test-path": str(tmp_path / "parts" / "2.jsonl"),
