@@ -1,6 +1,7 @@
 """Measurements of models: tiny ones, whose figures are compared with what is known of them."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from espalier.results.finished_run import open_run
 from espalier.results.measured_model import measured
 from espalier.results.report import after_run
 from espalier.results.report.page import report_page
-from espalier.results.speed import FILE, measure, measured_rows
+from espalier.results.speed import FILE, PROCESS, measure, measured_rows
 from tests.bench import Bench, Home, home
 from tests.tiny_model import save_tiny_llama, save_tiny_roberta
 
@@ -117,6 +118,23 @@ def test_models_are_measured_at_the_end_of_a_run(
     models = json.loads((folder / FILE).read_text())["models"]
     assert [model["name"] for model in models] == ["dense", "federated"]
     assert "1,234.5 tokens/s" in (folder / "report.html").read_text()
+
+
+def test_the_measuring_process_ends_with_its_parent(shared: Home) -> None:
+    reading, writing = os.pipe()
+    # As at the end of the process that holds it.
+    os.close(writing)
+    request = FEW | {"model": str(shared.model), "threads": 1, "parent": reading}
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", PROCESS],
+        input=json.dumps(request),
+        pass_fds=(reading,),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    os.close(reading)
+    assert (done.returncode, done.stdout) == (1, "")
 
 
 def test_one_of_the_models_of_clients_is_measured(
