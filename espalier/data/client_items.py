@@ -46,28 +46,16 @@ It holds in addition to ``MIN_PREDICTIONS``, because a few long answers come fro
 @redacted_errors
 def client_items(
     settings: RunSettings, node: NodeSettings, client: int
-) -> tuple[list[Item], list[Item]]:
+) -> tuple[Indexed[Item], Indexed[Item]]:
     """Return a client's training items and held-out items, which have no question in common.
+
+    They are read on access, so memory stays bounded.
 
     As with text, the node's ``data-path`` is the site's own data and used whole. Without one, in a
     simulation, the run's ``[data]`` determines the client's items. Raises InputError if the source
     or file is missing, empty or malformed, nothing is left to train on, or there are fewer groups
     than ``min-groups``.
     """
-    train, held_out = map(list, _shares(settings, node, client))
-    return train, held_out
-
-
-@redacted_errors
-def item_groups(settings: RunSettings, node: NodeSettings, client: int) -> list[set[int]]:
-    """Return the group of each training item of a client."""
-    return [{number} for number in _shares(settings, node, client)[0].label_numbers.tolist()]
-
-
-def _shares(
-    settings: RunSettings, node: NodeSettings, client: int
-) -> tuple[Indexed[Item], Indexed[Item]]:
-    """Return a client's training items and held-out items, which are read on access."""
     task = task_of(settings)
     data = settings.data
     require_own_data(node, data, task.name)
@@ -107,6 +95,12 @@ def _shares(
             " or lower num-clients"
         )
     return train, held_out
+
+
+@redacted_errors
+def item_groups(settings: RunSettings, node: NodeSettings, client: int) -> list[set[int]]:
+    """Return the group of each training item of a client."""
+    return [{number} for number in client_items(settings, node, client)[0].label_numbers.tolist()]
 
 
 def _require_named_fields(prompt: str, columns: Mapping[str, str]) -> None:
@@ -166,7 +160,7 @@ def held_out_items(
     return tests
 
 
-def as_tests(settings: RunSettings, items: list[Item], model: Any) -> ScoredItems:
+def as_tests(settings: RunSettings, items: Sequence[Item], model: Any) -> ScoredItems:
     """Encode items for a language model, or for an encoder with classes.
 
     Items are not cut unless the model or ``task.max-test-tokens`` requires it.

@@ -2,12 +2,13 @@
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from typing import Any
 
 from espalier.data.tasks.encoding import Encoded, Marked
 
 
-def packed(sequences: Sequence[Encoded | Marked], max_tokens: int) -> list[Marked]:
-    """Join sequences to rows of at most ``max_tokens`` tokens.
+class PackedSequences(Sequence[Marked]):
+    """Rows of several training sequences, which are joined on access.
 
     The longest sequences come first, and each goes into the row with the least room that is enough
     (best-fit decreasing). The first token of a record has no loss, because it would be predicted
@@ -16,16 +17,30 @@ def packed(sequences: Sequence[Encoded | Marked], max_tokens: int) -> list[Marke
     Parameters
     ----------
     sequences : none is longer than ``max_tokens``
+    max_tokens : maximum number of tokens of a row
     """
+
+    def __init__(self, sequences: Sequence[Encoded | Marked], max_tokens: int) -> None:
+        self._sequences = sequences
+        self._rows = _fitted([len(sequence.token_ids) for sequence in sequences], max_tokens)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, place: Any) -> Any:
+        """Return one row, or a list of the rows of a slice."""
+        if isinstance(place, slice):
+            return [self[number] for number in range(*place.indices(len(self)))]
+        return _joined([(number, self._sequences[number]) for number in self._rows[place]])
+
+
+def _fitted(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Return the numbers of the sequences of each row."""
     # Free tokens and number of each row, sorted.
-    rows: list[list[Marked]] = []
     rooms: list[tuple[int, int]] = []
-    numbered = (
-        Marked(sequence.token_ids, sequence.spans, items=sequence.items or (number,))
-        for number, sequence in enumerate(sequences)
-    )
-    for sequence in sorted(numbered, key=lambda sequence: -len(sequence.token_ids)):
-        length = len(sequence.token_ids)
+    rows: list[list[int]] = []
+    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
+        length = lengths[number]
         # The first row with enough room is the one with the least.
         index = bisect_left(rooms, (length, 0))
         if index < len(rooms):
@@ -33,16 +48,17 @@ def packed(sequences: Sequence[Encoded | Marked], max_tokens: int) -> list[Marke
         else:
             room, row = max_tokens, len(rows)
             rows.append([])
-        rows[row].append(sequence)
+        rows[row].append(number)
         insort(rooms, (room - length, row))
-    return [_joined(row) for row in rows]
+    return rows
 
 
-def _joined(sequences: Sequence[Marked]) -> Marked:
-    """Return one row with the tokens of some sequences."""
+def _joined(numbered: Sequence[tuple[int, Encoded | Marked]]) -> Marked:
+    """Return one row with the tokens of some sequences, given with their numbers."""
     token_ids: list[int] = []
     spans: list[tuple[int, int]] = []
-    for sequence in sequences:
+    items: list[int] = []
+    for number, sequence in numbered:
         offset = len(token_ids)
         spans += [
             (offset + max(start, 1), offset + end)
@@ -50,6 +66,6 @@ def _joined(sequences: Sequence[Marked]) -> Marked:
             if end > max(start, 1)
         ]
         token_ids += sequence.token_ids
-    lengths = tuple(len(sequence.token_ids) for sequence in sequences)
-    items = tuple(item for sequence in sequences for item in sequence.items)
-    return Marked(tuple(token_ids), tuple(spans), lengths, items)
+        items += sequence.items or (number,)
+    lengths = tuple(len(sequence.token_ids) for _, sequence in numbered)
+    return Marked(tuple(token_ids), tuple(spans), lengths, tuple(items))

@@ -4,8 +4,11 @@ The order is a function of seed and step, so training can continue without store
 """
 
 import logging
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,9 +28,8 @@ from espalier.data.privacy_units import record_sequences
 from espalier.data.tasks.catalogue import task_of
 from espalier.data.tasks.chat_encoding import chat_sequences, template_of
 from espalier.data.tasks.encoding import Encoded, Marked, encode_pair, prompt_encoder
-from espalier.data.tasks.item import Batch, Item, collate, collate_texts, require_padding
+from espalier.data.tasks.item import Batch, Item, collate, require_padding, text_tokens
 from espalier.data.tasks.scored_items import cut
-from espalier.data.token_pieces import Encode
 from espalier.errors import InputError
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.progress import with_progress
@@ -36,7 +38,9 @@ from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.tables.data import OWN_TASKS
 from espalier.settings.tables.task import CHAT, TEXT
-from espalier.training.packing import packed
+from espalier.storage.client_state import private_folder
+from espalier.training.packing import PackedSequences
+from espalier.training.stored_sequences import StoredSequences
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Sequences:
     """Items of each party: a sequence, or a tensor (samples, tokens), int64."""
     collate: Callable[[list[Any]], Batch]
     """Function that makes a batch of items, padded on the right."""
-    characters: tuple[int, ...] = ()
+    characters: Sequence[int] = ()
     """Number of characters of each item's record, if a template surrounds it; see ``tokens``."""
 
     def __len__(self) -> int:
@@ -113,55 +117,110 @@ def client_sequences(
         return text_sequences(training_samples(settings, node, model.encode, client))
     train, _ = client_items(settings, node, client)
     with_template = task.name == CHAT or task.name in OWN_TASKS
-    characters = (
-        tuple(item.own_characters or len(item.text) for item in train) if with_template else ()
-    )
+    characters = array("q")
+
+    def items() -> Iterator[Item]:
+        for item in with_progress(train, "tokenising items"):
+            if with_template:
+                characters.append(item.own_characters or len(item.text))
+            yield item
+
+    folder = private_folder(node.state_root()) if train.corpus.folder else None
     if model.family.kind == "encoder":
-        tokenizer = model.tokenizer
-        require_padding(tokenizer)
         return Sequences(
-            (train,), lambda items: collate_texts(items, tokenizer, task.max_tokens), characters
+            (_classified(settings, model, items(), folder),),
+            partial(_class_batch, pad_token=model.tokenizer.pad_token_id),
+            characters,
         )
-    items = with_progress(train, "tokenising items")
     if task.name == CHAT:
-        sequences: Sequence[Encoded | Marked] = _conversations(settings, model, items)
+        encoded: Iterable[Encoded | Marked] = _conversations(settings, model, items())
     else:
-        encode = prompt_encoder(model.tokenizer, model.encode)
-        end = model.tokenizer.eos_token_id
-        sequences = [_encoded(settings, encode, end, item) for item in items]
-    if task.packing:
-        sequences = packed(sequences, task.max_tokens)
-    return replace(encoded_sequences(sequences), characters=characters)
-
-
-def _conversations(
-    settings: RunSettings, model: OpenedModel, items: Iterable[Item]
-) -> Sequence[Encoded | Marked]:
-    """Encode conversations, cut at their end; those without a loss are left out.
-
-    Raises InputError if no conversation is left.
-    """
-    task = settings.task
-    template = template_of(task)
-    sequences = []
-    number_of_all = 0
-    for number, item in enumerate(items):
-        for sequence in chat_sequences(model, item, template):
-            number_of_all += 1
-            short = sequence.shortened(task.max_tokens)
-            if short.has_loss:
-                sequences.append(replace(short, items=(number,)))
+        encoded = _answers(settings, model, items())
+    sequences: Sequence[Marked] = StoredSequences(encoded, folder)
     if not sequences:
         raise InputError(
             f"task.max-tokens = {task.max_tokens}: no conversation of the client has a token of"
             " an answer within this number of tokens; raise it"
         )
-    if left_out := number_of_all - len(sequences):
+    if task.packing:
+        sequences = PackedSequences(sequences, task.max_tokens)
+    return replace(encoded_sequences(sequences), characters=characters)
+
+
+@dataclass(frozen=True)
+class _ClassifiedTexts(Sequence[tuple[Marked, int]]):
+    """Texts with their classes, for an encoder."""
+
+    texts: StoredSequences
+    classes: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.texts[place], self.classes[place]
+
+
+def _classified(
+    settings: RunSettings, model: OpenedModel, items: Iterable[Item], folder: Path | None
+) -> _ClassifiedTexts:
+    """Encode texts or pairs of texts with their classes.
+
+    Raises InputError if the tokenizer has no padding token.
+    """
+    require_padding(model.tokenizer)
+    classes = array("q")
+
+    def texts() -> Iterator[Marked]:
+        for item in items:
+            classes.append(item.answer)
+            yield Marked(text_tokens(item, model.tokenizer, settings.task.max_tokens), ())
+
+    return _ClassifiedTexts(StoredSequences(texts(), folder), classes)
+
+
+def _class_batch(rows: Sequence[tuple[Marked, int]], pad_token: int) -> Batch:
+    """Return a batch for an encoder, with classes as labels."""
+    batch = collate([text for text, _ in rows], pad_token)
+    return replace(batch, labels=torch.tensor([number for _, number in rows]))
+
+
+def _answers(settings: RunSettings, model: OpenedModel, items: Iterable[Item]) -> Iterator[Encoded]:
+    """Encode items' prompts and correct answers as they are scored.
+
+    A written answer is followed by the end-of-text token, so that the model learns to stop. One of
+    several options is not, because only the option is scored.
+    """
+    task = task_of(settings)
+    encode = prompt_encoder(model.tokenizer, model.encode)
+    end = None if "acc" in task.metrics else model.tokenizer.eos_token_id
+    for item in items:
+        encoded = encode_pair(encode, *item.requests[item.answer])
+        if end is not None:
+            encoded = Encoded((*encoded.token_ids, end), encoded.answer_tokens + 1)
+        yield cut(encoded, settings.task.max_tokens, task, item.where)
+
+
+def _conversations(
+    settings: RunSettings, model: OpenedModel, items: Iterable[Item]
+) -> Iterator[Marked]:
+    """Encode conversations, cut at their end; those without a loss are left out."""
+    task = settings.task
+    template = template_of(task)
+    number_of_all = left_out = 0
+    for number, item in enumerate(items):
+        for sequence in chat_sequences(model, item, template):
+            number_of_all += 1
+            short = sequence.shortened(task.max_tokens)
+            if short.has_loss:
+                yield replace(short, items=(number,))
+            else:
+                left_out += 1
+    if 0 < left_out < number_of_all:
         logging.getLogger("espalier").warning(
             "%d of %d training sequences have no token of an answer within task.max-tokens = %d"
             " and are left out", left_out, number_of_all, task.max_tokens
         )  # fmt: skip
-    return sequences
 
 
 def sequence_groups(
@@ -179,19 +238,6 @@ def sequence_groups(
         set().union(*(groups[item] for item in sequence.items or (number,)))
         for number, sequence in enumerate(sequences)
     ]
-
-
-def _encoded(settings: RunSettings, encode: Encode, end: int | None, item: Item) -> Encoded:
-    """Encode an item's prompt and correct answer as they are scored.
-
-    A written answer is followed by ``end``, the end-of-text token, so that the model learns to
-    stop. One of several options is not, because only the option is scored.
-    """
-    task = task_of(settings)
-    encoded = encode_pair(encode, *item.requests[item.answer])
-    if "acc" not in task.metrics and end is not None:
-        encoded = Encoded((*encoded.token_ids, end), encoded.answer_tokens + 1)
-    return cut(encoded, settings.task.max_tokens, task, item.where)
 
 
 def sequences_of_step(num_sequences: int, batch: int, step: int, seed: int) -> list[int]:

@@ -143,25 +143,14 @@ def require_padding(tokenizer: Any) -> None:
         )
 
 
-def collate_texts(items: Sequence[Item], tokenizer: Any, max_tokens: int) -> Batch:
-    """Return a batch for an encoder: texts or pairs of texts, and their classes.
+def text_tokens(item: Item, tokenizer: Any, max_tokens: int) -> tuple[int, ...]:
+    """Return the token ids of an item for an encoder: of its text, or of a pair of texts.
 
-    A pair that is longer than ``max_tokens`` loses tokens at the end of the longer text.
+    A pair that is longer than ``max_tokens`` loses tokens at the end of the longer text. Token
+    types are left out, because RoBERTa has none.
 
     Parameters
     ----------
-    tokenizer : tokenizer of Hugging Face with a padding token; token types are left out, because
-        RoBERTa has none
+    tokenizer : tokenizer of Hugging Face
     """
-    texts = [list(column) for column in zip(*(item.texts for item in items), strict=True)]
-    rows = tokenizer(
-        *texts,
-        truncation=True,
-        max_length=max_tokens,
-        padding=True,
-        padding_side="right",
-        return_tensors="pt",
-    )
-    return Batch(
-        rows["input_ids"], rows["attention_mask"], torch.tensor([item.answer for item in items])
-    )
+    return tuple(tokenizer(*item.texts, truncation=True, max_length=max_tokens)["input_ids"])

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from espalier.data.samples import Encode
 from espalier.data.tasks.encoding import Encoded, encode_pair, keep_right
-from espalier.data.tasks.item import Item, collate_texts, require_padding
+from espalier.data.tasks.item import Item, require_padding, text_tokens
 from espalier.data.tasks.task import Task
 from espalier.progress import with_progress
 
@@ -115,8 +115,8 @@ def class_items(items: Sequence[Item], tokenizer: Any, max_tokens: int) -> Score
     """
     require_padding(tokenizer)
     given = with_progress(items, "tokenising test items")
-    rows = [collate_texts([item], tokenizer, max_tokens).input_ids[0].tolist() for item in given]
-    requests = tuple(Encoded(tuple(row), 0) for row in rows)
+    rows = [text_tokens(item, tokenizer, max_tokens) for item in given]
+    requests = tuple(Encoded(row, 0) for row in rows)
     full = [place for place, row in enumerate(rows) if len(row) == max_tokens]
     # Only a row of the full length can have lost tokens, so only these are tokenized again.
     lost = tuple(

@@ -20,7 +20,7 @@ from espalier.hf.opening.opened_model import OpenedModel
 from espalier.settings.node import parse_node
 from espalier.settings.run import parse
 from espalier.settings.tables.task import CHAT_TEMPLATES
-from espalier.training.packing import packed
+from espalier.training.packing import PackedSequences
 from espalier.training.sequences import client_sequences, sequence_groups
 from tests.tiny_model import save_tiny_llama
 
@@ -332,7 +332,7 @@ def test_the_loss_of_answers_is_that_of_all_labels(folder: Path) -> None:
 
 def test_rows_are_packed_best_fit_first() -> None:
     sequences = [Marked(tuple(range(length)), ((0, length),)) for length in (3, 9, 5, 2, 7)]
-    rows = packed(sequences, 10)
+    rows = PackedSequences(sequences, 10)
     assert [row.lengths for row in rows] == [(9,), (7, 3), (5, 2)]
     assert [row.items for row in rows] == [(1,), (4, 0), (2, 3)]
     # The first token of a record has no loss.
@@ -348,7 +348,7 @@ def test_packing_keeps_every_label() -> None:
     generator = torch.Generator().manual_seed(3)
     lengths = torch.randint(2, 30, (200,), generator=generator).tolist()
     sequences = [Encoded(tuple(range(length)), length // 2) for length in lengths]
-    rows = packed(sequences, 32)
+    rows = PackedSequences(sequences, 32)
     assert all(len(row.token_ids) <= 32 for row in rows)
     assert sorted(length for row in rows for length in row.lengths) == sorted(lengths)
     before = sum(length // 2 for length in lengths)

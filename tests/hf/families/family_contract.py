@@ -26,7 +26,7 @@ from espalier.hf.stream.block_stream import BlockStream, run_through
 from espalier.hf.stream.calibration import prune_by_block
 from espalier.models.plan import BlockPlan
 from espalier.training.loss import summed_loss
-from espalier.training.packing import packed
+from espalier.training.packing import PackedSequences
 from tests.devices import assert_close
 from tests.hf.tiny_models import random_masks, save_model, token_sequences, whole_model
 
@@ -220,5 +220,5 @@ class FamilyContract(ABC):
         cpu = torch.device("cpu")
         with torch.no_grad():
             alone = sum(float(summed_loss(model, collate([one], 0), cpu)) for one in records)
-            together = float(summed_loss(model, collate(packed(records, 20), 0), cpu))
+            together = float(summed_loss(model, collate(PackedSequences(records, 20), 0), cpu))
         assert (together == pytest.approx(alone, rel=1e-4)) == opened.family.packs

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from espalier.data.client_items import client_items
 from espalier.data.tasks.catalogue import TASKS
@@ -84,3 +85,28 @@ def test_encoder_without_padding_token_is_refused(
     )
     with pytest.raises(EspalierError, match=r"no padding token, .*; set pad_token"):
         client_sequences(settings, simulated_node(), OpenedModel(folder), 0)
+
+
+def test_batches_of_an_encoder_are_those_of_its_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("espalier.data.passages.HELD_OUT_PERCENT", 0)
+    folder = save_tiny_roberta(tmp_path / "model")
+    settings = settings_of("sst2", tmp_path)
+    records = [
+        {"sentence": f"elm {'oak ' * number}", "label": number % 2} for number in range(1, 9)
+    ]
+    lines = [json.dumps(record) for record in records]
+    (tmp_path / "items.jsonl").write_text("\n".join(lines))
+    model = OpenedModel(folder)
+    sequences = client_sequences(settings, simulated_node(), model, 0)
+    texts, classes = zip(*(record.values() for record in records), strict=True)
+    expected = model.tokenizer(
+        list(texts), truncation=True, max_length=LONG, padding=True, return_tensors="pt"
+    )
+    batch = sequences.batch(range(8))
+    assert torch.equal(batch.input_ids, expected["input_ids"])
+    assert torch.equal(batch.attention_mask, expected["attention_mask"])
+    assert batch.labels.tolist() == list(classes)
+    short = sequences.batch([0])
+    assert short.input_ids.tolist() == [model.tokenizer.encode(texts[0])]
