@@ -11,12 +11,13 @@ block.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from espalier.errors import InputError
 from espalier.models.plan import LinearPlan, ModelPlan, block_key
+from espalier.models.structure import FUSED
 from espalier.settings.tables.lora import SCALINGS, LoraSettings
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ def adapter_plan(plan: ModelPlan, lora: LoraSettings, num_classes: int = 0) -> A
     num_classes : number of classes of the task; used only for an encoder
     """
     names = [linear.name for linear in plan.blocks[0].linears]
-    targets = lora.target_names(names)
+    targets = list(dict.fromkeys(_fused(name, names) for name in lora.target_names(names)))
     if unknown_targets := sorted(set(targets) - set(names)):
         raise InputError(
             f"lora.targets: the model has no {', '.join(unknown_targets)}; its blocks have"
@@ -232,6 +233,14 @@ def adapter_plan(plan: ModelPlan, lora: LoraSettings, num_classes: int = 0) -> A
             " it to false"
         )
     return replace(head_plan(plan, num_classes), blocks=blocks, keep_zeros=lora.keep_zeros)
+
+
+def _fused(target: str, names: Collection[str]) -> str:
+    """Return the matrix of a block that has the rows of a target; the target if there is none."""
+    if target in names:
+        return target
+    wholes = (whole for whole, parts in FUSED.items() if target in parts and whole in names)
+    return next(wholes, target)
 
 
 def head_plan(plan: ModelPlan, num_classes: int) -> AdapterPlan:

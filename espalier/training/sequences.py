@@ -30,6 +30,7 @@ from espalier.data.tasks.chat_encoding import chat_sequences, template_of
 from espalier.data.tasks.encoding import Encoded, Marked, encode_pair, prompt_encoder
 from espalier.data.tasks.item import Batch, Item, collate, require_padding, text_tokens
 from espalier.data.tasks.scored_items import cut
+from espalier.data.tasks.stored_sequences import StoredSequences
 from espalier.errors import InputError
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.progress import with_progress
@@ -40,7 +41,6 @@ from espalier.settings.tables.data import OWN_TASKS
 from espalier.settings.tables.task import CHAT, TEXT
 from espalier.storage.client_state import private_folder
 from espalier.training.packing import PackedSequences
-from espalier.training.stored_sequences import StoredSequences
 
 
 @dataclass(frozen=True)

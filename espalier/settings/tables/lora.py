@@ -79,7 +79,8 @@ class LoraSettings(Table):
         "attn.q,attn.v",
         description=(
             "Adapted matrices of a block, comma-separated, from `attn.q attn.k attn.v attn.o"
-            " mlp.gate mlp.up mlp.down` (Phi: `attn.qkv attn.o mlp.gateup mlp.down`), or `all`."
+            " mlp.gate mlp.up mlp.down`, or `all`. Where several are the rows of one matrix (Phi:"
+            " `attn.qkv`, `mlp.gateup`), each of them names the whole matrix."
         ),
     )
     layers: str = Field(

@@ -6,8 +6,10 @@ import pytest
 
 from espalier.errors import InputError
 from espalier.hf.opening.opened_model import OpenedModel
+from espalier.models.adapters import adapter_plan
 from espalier.settings.registry import METHODS
 from espalier.settings.run import parse
+from espalier.settings.tables.lora import LoraSettings
 from strategies.base.method import require_fit
 from tests.hf.tiny_models import MIXTURES, save_model, tiny_config
 
@@ -71,6 +73,29 @@ def test_mixtures_of_experts_are_only_tuned(
         return
     with pytest.raises(InputError, match=rf"^method = '{method}': .*mixture of experts .*; set"):
         require_fit(settings, models[kind], {})
+
+
+@pytest.mark.parametrize("method", TUNING)
+@pytest.mark.parametrize("kind", KINDS)
+def test_tuning_fits_with_the_default_matrices(
+    models: dict[str, OpenedModel], kind: str, method: str
+) -> None:
+    require_fit(parse({"method": method}), models[kind], {})
+
+
+@pytest.mark.parametrize(
+    ("targets", "matrices"),
+    [
+        ("attn.q,attn.v", {"attn.qkv"}),
+        ("mlp.up,attn.qkv,attn.k,mlp.down", {"attn.qkv", "mlp.gateup", "mlp.down"}),
+    ],
+)
+def test_a_part_of_a_fused_matrix_names_the_whole(
+    models: dict[str, OpenedModel], targets: str, matrices: set[str]
+) -> None:
+    adapters = adapter_plan(models["phi3"].plan, LoraSettings(targets=targets))
+    assert {adapter.linear.name for _, adapter in adapters} == matrices
+    assert len(list(adapters)) == 6 * len(matrices)
 
 
 def test_feed_forward_matrices_of_experts_are_refused(models: dict[str, OpenedModel]) -> None:

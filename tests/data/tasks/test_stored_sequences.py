@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from espalier.data.tasks.encoding import Encoded, Marked
+from espalier.data.tasks.stored_sequences import StoredSequences
 from espalier.training.packing import PackedSequences
-from espalier.training.stored_sequences import StoredSequences
 
 
 def some_sequences(number: int) -> list[Encoded | Marked]:
@@ -27,7 +27,7 @@ def some_sequences(number: int) -> list[Encoded | Marked]:
 def test_sequences_are_returned_as_they_were_given(
     in_memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("espalier.training.stored_sequences.IN_MEMORY", in_memory)
+    monkeypatch.setattr("espalier.data.tasks.stored_sequences.IN_MEMORY", in_memory)
     given = some_sequences(40)
     stored = StoredSequences(iter(given), tmp_path)
     expected = [Marked(one.token_ids, one.spans, items=one.items) for one in given]
@@ -48,8 +48,8 @@ def test_a_long_store_is_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return original(dir=dir)
 
     original = __import__("tempfile").TemporaryFile
-    monkeypatch.setattr("espalier.training.stored_sequences.tempfile.TemporaryFile", temporary)
-    monkeypatch.setattr("espalier.training.stored_sequences.IN_MEMORY", 100)
+    monkeypatch.setattr("espalier.data.tasks.stored_sequences.tempfile.TemporaryFile", temporary)
+    monkeypatch.setattr("espalier.data.tasks.stored_sequences.IN_MEMORY", 100)
     StoredSequences([Encoded(tuple(range(100)), 1)], tmp_path)
     assert not opened
     StoredSequences([Encoded(tuple(range(60)), 1)] * 9, tmp_path)
