@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from espalier.data.client_files import require_whole_groups
 from espalier.data.files.hub import CANNOT_BE_LOADED
 from espalier.errors import EspalierError, InputError, tell
 from espalier.hf.machine.computing import set_up
@@ -40,6 +41,7 @@ def open_all(config: Mapping[str, Any], tell: Callable[[str], None]) -> None:
     """
     settings = parse(config, simulation=True).with_quorum(simulation=True)
     require_reachable_epsilon(settings)
+    require_whole_groups(settings.data, settings.num_clients)
     set_up(settings, Path(settings.out_dir))
     model = open_model(settings.model)
     require_within_limits(settings, model)

@@ -1,18 +1,20 @@
 """Files of one client: its own, or those of a simulation that its clients share."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast
 
 from espalier.amounts import count
 from espalier.data.data_protection import no_data
-from espalier.data.files.files import CLIENT_KEYS
+from espalier.data.files.files import CLIENT_KEYS, JsonLinesRows
 from espalier.data.files.formats import Reader, open_rows, require_one_format
 from espalier.data.files.hub import HubRows
-from espalier.data.files.rows import RowFile
+from espalier.data.files.rows import RowFile, group_of
 from espalier.data.flower_partition import FlowerPartition
 from espalier.data.partition import Kind, Partition
+from espalier.data.passages import digest
 from espalier.environment.paths import at_home
-from espalier.errors import InputError
+from espalier.errors import EspalierError, InputError
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.tables.data import DataSettings
@@ -79,6 +81,36 @@ def training_paths(data: DataSettings, num_clients: int) -> list[str]:
     if data.partition == "by-file":
         return [own_file(data.path, client, num_clients) for client in clients]
     return [data.path]
+
+
+def require_whole_groups(data: DataSettings, num_clients: int) -> None:
+    """Refuse files of simulated clients of which two have the same group.
+
+    Files that cannot be read are left out; reading a client's data reports them.
+    """
+    if not data.group or "{client}" not in data.path:
+        return
+    found_in: dict[bytes, str] = {}
+    for path in training_paths(data, num_clients):
+        own: set[bytes] = set()
+        with suppress(EspalierError):
+            own = _groups_in(path, data)
+        if both := sorted({found_in[group] for group in own if group in found_in}):
+            raise InputError(
+                f"data.group = '{data.group}': {both[0]} and {path} have records of the same group,"
+                " which must be one client's; move them to one file, or name one file for all"
+                " clients with data.partition = 'by-group'"
+            )
+        found_in |= dict.fromkeys(own, path)
+
+
+def _groups_in(path: str, data: DataSettings) -> set[bytes]:
+    """Return hashes of the groups in the files that a path names."""
+    return {
+        digest(group_of(row, data.group))
+        for file in open_rows(path, CLIENT_KEYS, data.hub_split, JsonLinesRows)
+        for row in file.rows([data.group])
+    }
 
 
 def own_file(directory: str, client: int, num_clients: int) -> str:

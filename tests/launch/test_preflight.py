@@ -65,6 +65,33 @@ def test_an_epsilon_that_no_noise_keeps_is_refused(config: dict[str, Any]) -> No
         told(config | private | off)
 
 
+def test_a_group_in_the_files_of_two_clients_is_refused(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    config |= {"data.path": f"{tmp_path}/{{client}}.jsonl", "data.group": "patient"}
+
+    def write(client: int, patients: list[str]) -> None:
+        text = private_text(client)
+        records = [{"text": text, "patient": patient} for patient in patients]
+        (tmp_path / f"{client}.jsonl").write_text("\n".join(map(json.dumps, records)))
+
+    for client in range(3):
+        write(client, [f"{client}-{number}" for number in range(20)])
+    open_all(config, lambda line: None)
+    write(2, [*(f"2-{number}" for number in range(20)), "0-7"])
+    words = rf"^data.group = 'patient': {tmp_path}/0.jsonl and {tmp_path}/2.jsonl have records of"
+    with pytest.raises(InputError, match=words) as caught:
+        open_all(config, lambda line: None)
+    assert "0-7" not in str(caught.value)
+    # A file that cannot be read costs only its client.
+    (tmp_path / "2.jsonl").write_text("{")
+    config["quorum"] = 0.6
+    lines: list[str] = []
+    open_all(config, lines.append)
+    assert len(lines) == 1
+    assert lines[0].startswith("client 2: ")
+
+
 def test_every_client_file_mistake_is_told_once(config: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "0.txt").write_text("hawthorn")
     (tmp_path / "1.txt").unlink()
