@@ -133,7 +133,7 @@ class _Pretence(TorchFunctionMode):
 def _to(value: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
     """Handle all forms of ``Tensor.to``.
 
-    Across devices the result is another tensor without a gradient of its own.
+    Across devices the result is another tensor; that of a leaf has no gradient.
     """
     other = kwargs.pop("other", None)
     if args and isinstance(args[0], Tensor):
@@ -157,12 +157,29 @@ def _moved(value: Tensor, device: torch.device, copy: bool) -> Tensor:
         return torch.empty_like(
             value.inner if isinstance(value, DeviceTensor) else value, device=device
         )
-    assert not (value.requires_grad and torch.is_grad_enabled()) or value.is_leaf, (
-        "a gradient would have to cross devices"
-    )
+    if value.requires_grad and not value.is_leaf and torch.is_grad_enabled():
+        crossed: Tensor = _Crossing.apply(value)
+        return crossed
+    return _across(value)
+
+
+def _across(value: Tensor) -> Tensor:
+    """Return a copy on the other device, without a gradient of its own."""
     if isinstance(value, DeviceTensor):
         return value.inner.detach().clone()
     return DeviceTensor(value.detach().clone())
+
+
+class _Crossing(torch.autograd.Function):
+    """Copy to the other device, whose gradient comes back."""
+
+    @staticmethod
+    def forward(_: Any, value: Tensor) -> Tensor:  # type: ignore[override]
+        return _across(value)
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return _across(gradient)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
-"""A model that is spread over two pretended devices, which are both the CPU."""
+"""A model that is spread over two devices: the CPU twice, or the CPU and a pretended CUDA device."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,9 +24,13 @@ from espalier.settings.run import parse
 from espalier.settings.tables.lora import LoraSettings
 from espalier.training.initial_values import initial_adapters
 from espalier.training.loss import summed_loss
+from tests.devices import pretended
 from tests.hf.tiny_models import CPU, llama_config, save_model, token_sequences
+from tests.pretended_device import DeviceTensor
 
 MIB = 1 << 20
+DEVICE = torch.device("cpu")
+CUDA = torch.device("cuda", 0)
 
 
 @pytest.fixture
@@ -56,26 +61,36 @@ def test_a_model_that_does_not_fit_is_refused(model: OpenedModel) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("devices", [(DEVICE, DEVICE), (DEVICE, CUDA), (CUDA, DEVICE)])
 def test_loss_and_gradients_are_those_of_one_device(
-    tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    devices: tuple[torch.device, torch.device],
+    tied: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The pretended CUDA device refuses operations that mix tensors of two devices."""
     config = llama_config(num_hidden_layers=6, tie_word_embeddings=tied)
     model = OpenedModel(save_model(tmp_path / "tied", config))
     monkeypatch.setattr(module, "free_bytes", lambda _: MIB)
-    cpu = torch.device("cpu")
     adapters = adapter_plan(model.plan, LoraSettings(rank=2, dropout=0.0))
     rows = [Encoded(tuple(row), 4) for row in token_sequences(3, 9).tolist()]
+    # accelerate compares the addresses of tied weights.
+    monkeypatch.setattr(DeviceTensor, "data_ptr", lambda self: self.inner.data_ptr(), raising=False)
     found = {}
-    for name, computing in (("one", CPU), ("two", replace(CPU, spread=(cpu, cpu)))):
-        whole = load_whole(model, computing, "float32")
-        hooks = [getattr(part, "_hf_hook", None) for part in whole.modules()]
-        assert any(isinstance(hook, AlignDevicesHook) for hook in hooks) == (name == "two")
-        parameters = put_in(whole, model.family, adapters, 6, 0.0)
-        set_values(parameters, initial_adapters(adapters, 3))
-        loss = summed_loss(whole, collate(rows, 0), cpu)
-        loss.backward()
-        grads = [value.grad for block in parameters.values() for value in block.values()]
-        found[name] = (loss.item(), grads)
+    mixed = len(set(devices)) > 1
+    for name, computing in (("one", CPU), ("two", replace(CPU, spread=devices))):
+        with pretended() if mixed and name == "two" else nullcontext():
+            whole = load_whole(model, computing, "float32")
+            hooks = [getattr(part, "_hf_hook", None) for part in whole.modules()]
+            assert any(isinstance(hook, AlignDevicesHook) for hook in hooks) == (name == "two")
+            parameters = put_in(whole, model.family, adapters, 6, 0.0)
+            set_values(parameters, initial_adapters(adapters, 3))
+            loss = summed_loss(whole, collate(rows, 0), DEVICE)
+            loss.backward()
+            values = [value for block in parameters.values() for value in block.values()]
+            places = {value.device.type for value in values}
+            assert places == ({"cpu", "cuda"} if mixed and name == "two" else {"cpu"})
+            found[name] = (loss.item(), [value.grad.cpu() for value in values])
     assert found["two"][0] == found["one"][0]
     for one, two in zip(found["one"][1], found["two"][1], strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=0)
