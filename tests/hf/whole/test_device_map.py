@@ -1,4 +1,4 @@
-"""A model that is spread over two devices: the CPU twice, or the CPU and a pretended CUDA device."""
+"""A model on two devices: the CPU twice, or the CPU and a pretended CUDA device."""
 
 from contextlib import nullcontext
 from dataclasses import replace
