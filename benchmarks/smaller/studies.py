@@ -37,9 +37,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "SliceGPT": {"method": "slicegpt", "slicegpt.width-pruning-ratio": None},
     "FedPrLLM": {"method": "fedprllm", "pruning.sparsity": None},
     "FedSpaLLM": {"method": "fedspallm", "pruning.sparsity": None},
+    "pooled pruning": {"method": "pooled-pruning", "pruning.sparsity": None},
 }  # fmt: skip
 """Settings by name; None stands for the pruning ratio or sparsity."""
-SPARSE = ("FedPrLLM", "FedSpaLLM")
+SPARSE = ("FedPrLLM", "FedSpaLLM", "pooled pruning")
 TUNING = {
     "method": "fedpetuning", "federation.rounds": 2, "training.steps": 15, "training.batch-size": 4,
     "training.learning-rate": 2e-3, "lora.targets": "all", "lora.merge": True,
