@@ -27,6 +27,7 @@ from client_app.site import Site, reply_to
 from espalier.environment.imports import importing
 from espalier.environment.loopback import keep_on_loopback
 from espalier.errors import INTERRUPTS, EspalierError, StateLost
+from espalier.hf.machine.machine_memory import peak_resident
 from espalier.identity.code_hash import code_sha256
 from espalier.messages.contract import check
 from espalier.messages.enrolment import NO_MODEL, Enrolment, Refusal, refusal
@@ -37,9 +38,12 @@ from espalier.settings.node import claimed_name
 from espalier.settings.registry import METHODS, part
 from espalier.storage.activity import collect_old_work
 from espalier.storage.client_state import collect_old_runs
+from espalier.storage.peak_memory import note_peak
 
 BEFORE_A_SEAT = ("enrol", "refused")
 """Message kinds that also go to nodes that are not (yet) clients of the run."""
+HEAVY = ("train", "local_baseline", "evaluate")
+"""Message kinds whose work needs the model."""
 SECONDS_PER_DAY = 86_400
 
 # Flower loads this module before it starts Ray in the same process. With this setting, Ray does not
@@ -234,6 +238,8 @@ def _worked(site: Site, request: MessageBody, context: Context) -> MessageBody:
             body = WORK[header.kind](site, request)
             # The number of parts follows from the contract, not from the handler.
             body.header.num_parts = site.contract.num_parts
+            if site.node.simulated and header.kind in HEAVY:
+                note_peak(site.state(header), peak_resident())
             return body
     except EspalierError as error:
         logging.getLogger("espalier").warning("%s refused: %s", header.kind, error)

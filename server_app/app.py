@@ -27,11 +27,12 @@ from espalier.results.report.page import write_report
 from espalier.results.run_status import COMPLETED, FAILED, HOW_TO_TELL, RUNNING
 from espalier.settings.keys import changed
 from espalier.settings.libraries import require_tracking
-from espalier.settings.node import NodeSettings
+from espalier.settings.node import NodeSettings, simulated_node
 from espalier.settings.registry import METHODS, part
 from espalier.settings.run import parse
 from espalier.storage.atomic import write_json
 from espalier.storage.client_state import remove_run
+from espalier.storage.peak_memory import highest_peak
 from server_app.artifacts.outcome import Outcome
 from server_app.estimate.record import record_peak
 from server_app.estimate.start_summary import tell_plan, tell_time_of_sites
@@ -186,7 +187,8 @@ def _note_end(run: Run, summary: Summary, status: str, reason: str | None) -> No
     summary.seconds = run.seconds()
     # The record of memory does not change how a run ends.
     with suppress(EspalierError):
-        record_peak(run.folder.path)
+        clients = highest_peak(simulated_node().state_root(), run.lineage) if run.simulation else 0
+        record_peak(run.folder.path, clients)
     run.folder.save_times(replace(run.folder.load_times(), run=summary.seconds))
     summary.write(run.folder, status, reason, run.folder.ledger.total())
 

@@ -120,6 +120,7 @@ class _PlanSeconds(Form):
 
 class _PlanMeasured(Form):
     server_memory: int
+    client_memory: int = 0
 
 
 class _Plan(Form):

@@ -25,17 +25,22 @@ def record_plan(plan: Plan, speeds: Speeds, folder: Path) -> None:
         write_json(folder / FILE, _document(plan, speeds))
 
 
-def record_peak(folder: Path) -> None:
+def record_peak(folder: Path, client_memory: int = 0) -> None:
     """Add the highest resident memory of this process to ``plan.json``, if there is one.
 
     Raises InputError if the file is damaged, or the file system refused.
+
+    Parameters
+    ----------
+    client_memory : highest resident memory of a client's process; 0: unknown
     """
     if not (folder / FILE).exists():
         return
     document = read_json_object(folder / FILE)
     # A resumed run has several processes, of which the largest counts.
-    before = document.get("measured", {}).get("server_memory", 0)
-    measured = {"server_memory": max(before, peak_resident())}
+    before = document.get("measured", {})
+    peaks = {"server_memory": peak_resident(), "client_memory": client_memory}
+    measured = {name: max(peak, before.get(name, 0)) for name, peak in peaks.items() if peak}
     write_json(folder / FILE, {**document, "measured": measured})
 
 

@@ -257,6 +257,10 @@ def test_estimates_are_compared_with_measurements(tmp_path: Path) -> None:
     assert rows["bytes down"].ratio == 1.0
     assert rows["memory of the server"].ratio == 1.5
     assert rows["memory of a client"].measured == "stays there"
+    plan["measured"] = {"server_memory": 1500, "client_memory": 1000}
+    (tmp_path / "run" / "plan.json").write_text(json.dumps(plan))
+    (of_client,) = (row for row in estimates_of(run) if row.what.startswith("memory of a client"))
+    assert (of_client.measured, of_client.ratio) == ("1 kB", 0.5)
     assert rows["round of a client"].ratio == 2.0
     assert "Estimated and measured" in report_page(run)
     at_work = FinishedRun(run.path, {**run.summary, "finished": None})

@@ -83,10 +83,17 @@ def estimates_of(run: FinishedRun) -> list[Estimated]:
         _bytes_row(f"bytes {direction}", plan, key, summary[key] if ended else None)
         for direction, key in (("up", "bytes_up"), ("down", "bytes_down"))
     ]
-    server = plan.get("measured", {}).get("server_memory")
+    measured = plan.get("measured", {})
+    client = measured.get("client_memory")
     rows += [
-        _row("memory of the server, at its peak", plan["server_memory"], server),
-        _row("memory of a client, at its peak", plan["client_memory"], None, unknown="stays there"),
+        _row(
+            "memory of the server, at its peak",
+            plan["server_memory"],
+            measured.get("server_memory"),
+        ),
+        _row(
+            "memory of a client, at its peak", plan["client_memory"], client, unknown="stays there"
+        ),
         _row(
             "run directory",
             plan["server_disk"],

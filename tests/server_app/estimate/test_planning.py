@@ -252,8 +252,13 @@ def test_a_run_records_its_plan(
     tell_plan(*small_run, COMPUTING, simulation=False, folder=tmp_path)
     assert json.loads((tmp_path / FILE).read_text()) == found
     record_peak(tmp_path)
-    peak = json.loads((tmp_path / FILE).read_text())["measured"]["server_memory"]
-    assert peak >= resident()
+    measured = json.loads((tmp_path / FILE).read_text())["measured"]
+    assert measured["server_memory"] >= resident()
+    assert "client_memory" not in measured
+    # The highest of a resumed run's processes counts.
+    for peak in (5000, 3000):
+        record_peak(tmp_path, peak)
+    assert json.loads((tmp_path / FILE).read_text())["measured"]["client_memory"] == 5000
 
 
 def test_deployment_tells_its_slowest_site(
