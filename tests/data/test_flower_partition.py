@@ -148,6 +148,26 @@ def test_items_of_a_task_have_labels(library: Any, tmp_path: Path) -> None:
         assert {item.answer for item in train} == {client}
 
 
+def test_a_field_labels_items_of_a_task_without_labels(library: Any, tmp_path: Path) -> None:
+    rows = [
+        {"prompt": f"say {n}", "completion": f"fine {n}", "topic": ("oak", "elm")[n % 2]}
+        for n in range(40)
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run: RunSettings = parse(
+        {
+            "method": "fedpetuning", "task.name": "chat", "num-clients": 2,
+            "data.path": str(tmp_path / "a.jsonl"),
+            "data.partition": "flwr:NaturalIdPartitioner", "data.partition-field": "topic",
+        }
+    )  # fmt: skip
+    for client in range(2):
+        items = [item for part in client_items(run, simulated_node(), client) for item in part]
+        numbers = {int(item.prompt.split()[-1]) for item in items}
+        assert len(items) == 20
+        assert len({number % 2 for number in numbers}) == 1
+
+
 def test_stored_index_gives_the_same_partition(
     library: Any, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
