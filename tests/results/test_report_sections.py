@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from espalier.errors import InputError
 from espalier.results.finished_run import FinishedRun, open_run
 from espalier.results.report.command import main
-from espalier.results.report.comparison import comparisons_of, wilson_interval
+from espalier.results.report.comparison import comparisons_of, measure_title, wilson_interval
 from espalier.results.report.egress import site_logs
 from espalier.results.report.layers import layers_of
 from espalier.results.report.page import report_page
@@ -23,6 +23,7 @@ from espalier.results.report.traffic import estimates_of, traffic_of
 from espalier.results.report.usage import snippets_of
 from espalier.results.report.verdict import verdict
 from espalier.results.run_status import run_status
+from espalier.settings.tables.evaluation import OWN_TEXT
 from espalier.storage.hash_chain import HashChain
 
 HOSTILE = '<script>alert("x")</script> $a_b$ & {{ 7 * 7 }}'
@@ -238,6 +239,19 @@ def test_bytes_by_kind(tmp_path: Path) -> None:
         ("train", 320, 10, 2),
     ]
     assert "<td>all</td><td>324 B</td>\n<td>10 B</td>" in report_page(run)
+
+
+@pytest.mark.parametrize(
+    ("key", "title"),
+    [
+        ("acc_norm/sst2", "Accuracy (per character) on sst2"),
+        (f"perplexity/{OWN_TEXT}", "Perplexity on the clients' own text"),
+        ("skipped_steps", "skipped steps"),
+        ("lora_rank", "LoRA rank"),
+    ],
+)
+def test_columns_of_clients_have_names(key: str, title: str) -> None:
+    assert measure_title(key) == title
 
 
 def test_estimates_are_compared_with_measurements(tmp_path: Path) -> None:

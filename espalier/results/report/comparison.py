@@ -34,6 +34,19 @@ NAMES = {
 }
 
 
+OWN_NUMBERS = {"lora_rank": "LoRA rank", "virtual_seconds": "seconds of the fleet"}
+"""Name of a client's own number, where it is not the key with blanks for underscores."""
+
+
+def measure_title(key: str) -> str:
+    """Return the name of a measure ``metric/dataset``, or of another number of a client."""
+    metric, slash, dataset = key.partition("/")
+    if not slash:
+        return OWN_NUMBERS.get(key, key.replace("_", " "))
+    where = "the clients' own text" if dataset == OWN_TEXT else dataset
+    return f"{NAMES.get(metric, metric)} on {where}"
+
+
 @dataclass(frozen=True)
 class Value:
     """Value of one model, or the mean over clients that have a model each."""
@@ -64,9 +77,7 @@ class Comparison:
     @property
     def title(self) -> str:
         """Name of the measure and of the text or task."""
-        metric, dataset = self.quality.metric, self.quality.dataset
-        where = "the clients' own text" if dataset == OWN_TEXT else dataset
-        return f"{NAMES.get(metric, metric)} on {where}"
+        return measure_title(f"{self.quality.metric}/{self.quality.dataset}")
 
     @property
     def digits(self) -> int:

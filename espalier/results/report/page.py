@@ -19,6 +19,7 @@ from espalier.results.report.comparison import (
     Comparison,
     comparisons_of,
     first_run,
+    measure_title,
     names_of,
 )
 from espalier.results.report.egress import site_logs
@@ -197,10 +198,9 @@ def _figures(
     return shown
 
 
-def _measures_of(clients: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the clients' own numbers, in the order of their first use."""
-    names = [name for client in clients for name in client["metrics"]]
-    return list(dict.fromkeys(names))
+def _measures_of(clients: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return keys and names of the clients' own numbers, in the order of their first use."""
+    return {key: measure_title(key) for client in clients for key in client["metrics"]}
 
 
 def _sizes(run: FinishedRun) -> Iterator[tuple[str, str, Size, float | None]]:

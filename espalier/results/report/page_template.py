@@ -131,7 +131,7 @@ after every round.</p>
 {% if figures.clients %}<div class="figures pair">{% for one in figures.clients %}
 <figure>{{ one }}</figure>{% endfor %}</div>{% endif %}
 <div class="scroll"><table>
-{{ head(["site", "status", "sent", "received", "work"] + client_measures) }}
+{{ head(["site", "status", "sent", "received", "work"] + client_measures.values() | list) }}
 <tbody>{% for client in clients %}<tr><td>{{ client.site }}
 {%- if client.reason %}<span class="small">{{ client.reason | truncate(80) }}</span>{% endif %}
 {%- if client.capped %}<span class="small">limited: {{ client.capped | join(", ") }}</span>\
@@ -177,7 +177,8 @@ after a loss or an interruption. The other numbers of this page count finished r
 <p class="soft">\
 Bytes are without the enrolment and without messages that were sent again. A client's
 measured time includes reading and tokenization, which the estimate of its computing does not.
-Clients do not report their memory.</p>
+Real sites do not report their memory; in a simulation the processes of clients and server also hold
+Ray, which the estimate does not.</p>
 </section>
 {% endif %}
 {% if layers.maps or layers.notes %}
