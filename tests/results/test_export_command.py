@@ -217,3 +217,16 @@ def test_licence_of_the_base_is_taken_from_its_card(base: Path, tmp_path: Path, 
     assert card.data.license == "apache-2.0"
     assert "base_model" not in card.data.to_dict()
     assert "a: b" not in card.content
+
+
+def test_results_take_the_place_of_the_sentence_about_the_summary(
+    base: Path, tmp_path: Path
+) -> None:
+    run = masked_run(tmp_path / "runs" / "m", base)
+    sentence = "The run's `summary.json` compares it with the base model.\n"
+    (run / "model" / "README.md").write_text(f"# small\n\nThe licence also applies.\n{sentence}")
+    assert export(run, "transformers", tmp_path / "out") == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "The licence also applies." in card
+    assert "## Results" in card
+    assert sentence not in card

@@ -37,6 +37,9 @@ def card_of(source: Source, as_adapter: bool, license_name: str = "", repository
     if source.adapter is not None and not as_adapter:
         # As in the card of a run that merges its adapters.
         body = body.replace(", tuned: adapters\n", ", tuned\n", 1)
+    if _qualities(source):
+        # The results follow below.
+        body = body.replace("The run's `summary.json` compares it with the base model.\n", "", 1)
     own_code = has_own_code(source.model.config)
     place = repository or "this directory"
     load = how_to_load(source.model, place, as_adapter=as_adapter, own_code=own_code) + "\n"
