@@ -35,7 +35,7 @@ def contradictions(method: str, valid: Mapping[str, Any], num_clients: int) -> l
     if "aggregation-rule" in job.FEDERATION:
         lines += federation.rule_mistakes(method, job, num_clients)
     if "client-weights" in job.FEDERATION and federation.client_weights not in job.WEIGHTS:
-        allowed = " or ".join(map(repr, ("paper", *job.WEIGHTS)))
+        allowed = " or ".join(map(repr, ("auto", *job.WEIGHTS)))
         lines.append(
             f"federation.client-weights = '{federation.client_weights}': {method} knows {allowed}"
         )

@@ -28,7 +28,7 @@ class MethodSettings(Table):
     If the method does not read that key, this is the number of rounds of every run.
     """
     WEIGHTS: ClassVar[tuple[str, ...]] = ("equal",)
-    """Allowed values of ``federation.client-weights``; ``paper`` stands for the first."""
+    """Allowed values of ``federation.client-weights``; ``auto`` stands for the first."""
     RULES: ClassVar[tuple[str, ...]] = ("mean",)
     """Allowed values of ``federation.aggregation-rule``; ``auto`` stands for the first."""
     WHY_NO_OTHER_RULE: ClassVar[str] = ""

@@ -245,7 +245,7 @@ def test_weights_unknown_to_method_are_refused() -> None:
         ("fedspallm", "'equal' or 'samples'"),
     ):
         (line,) = mistake_lines({"method": method, "federation.client-weights": "norms"})
-        assert line == f"federation.client-weights = 'norms': {method} knows 'paper' or {known}"
+        assert line == f"federation.client-weights = 'norms': {method} knows 'auto' or {known}"
 
 
 def test_unread_federation_keys_are_refused() -> None:
@@ -277,7 +277,7 @@ def test_written_round_settings_are_read_again(
     monkeypatch.setitem(METHODS, "toy", TOY)
     require_read_again("toy")
     federation = parse({"method": "toy"}).federation
-    assert (federation.rounds, federation.client_weights) == (2, "paper")
+    assert (federation.rounds, federation.client_weights) == (2, "auto")
 
 
 def require_read_again(method: str) -> None:
@@ -296,7 +296,7 @@ def test_method_ignoring_rounds_has_its_own(method: str) -> None:
 def test_weight_bound_needs_unequal_weights() -> None:
     with pytest.raises(
         EspalierError,
-        match=r"'paper' does not read it; .* choose federation.client-weights = 'samples'$",
+        match=r"'auto' does not read it; .* choose federation.client-weights = 'samples'$",
     ):
         parse(
             {"method": "fedspallm", "federation.max-weight-ratio": 3.0},

@@ -51,7 +51,7 @@ def test_methods_are_found_by_mechanism() -> None:
     [
         ("fedpetuning", "evaluation.local-baseline", True, "set it to false"),
         ("pooled-pruning", "evaluation.own-text", True, "set it to false"),
-        ("fedpetuning", "federation.client-weights", "paper", "set it to 'equal'"),
+        ("fedpetuning", "federation.client-weights", "auto", "set it to 'equal'"),
         ("fedpetuning", "training.proximal", 0.1, "set it to 0"),
         ("fedpetuning", "lora.dropout", 0.1, "set it to 0"),
         ("fedpetuning", "training.accumulation", 2, "set it to 1"),

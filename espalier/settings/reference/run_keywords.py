@@ -79,7 +79,7 @@ class RunKeywords(TypedDict, total=False):
     federation_rounds: int
     federation_sampled_clients: float
     federation_client_weights: Literal[
-        "paper",
+        "auto",
         "equal",
         "samples",
         "norms",

@@ -15,7 +15,7 @@ NO_LIMIT = 1_000_000.0
 """Ratio that limits nobody."""
 WireDtype = Literal["float32", "bfloat16", "nf4"]
 AggregationRule = Literal["auto", "mean", "clipped-mean", "trimmed-mean", "median"]
-OF_THE_METHOD = {"client-weights": ("paper", "WEIGHTS"), "aggregation-rule": ("auto", "RULES")}
+OF_THE_METHOD = {"client-weights": ("auto", "WEIGHTS"), "aggregation-rule": ("auto", "RULES")}
 """Keys whose allowed values a method's table lists.
 
 By key: the value that stands for the first of them, and the attribute of ``MethodSettings``.
@@ -41,15 +41,15 @@ class FederationSettings(Table):
         description="Fraction of the clients that take part in a round, at least one client.",
     )
     client_weights: Literal[
-        "paper", "equal", "samples", "norms", "importance", "importance-samples"
+        "auto", "equal", "samples", "norms", "importance", "importance-samples"
     ] = Field(
-        "paper",
+        "auto",
         description=(
             "Weight of a client in the average. `samples`: the number of training sequences (with"
             " fedspallm, llm-streamline and slicegpt of calibration samples) that it reports."
             " `norms`: the Frobenius norm of its update. `importance`: the importance of its LoRA"
             " modules. `importance-samples`: that importance times the number of sequences."
-            " `equal`: the same for all clients. `paper`: as in the method's paper."
+            " `equal`: the same for all clients."
         ),
     )
     max_weight_ratio: float = Field(
@@ -134,14 +134,14 @@ class FederationSettings(Table):
     }
 
     def for_method(self, job: MethodSettings) -> "FederationSettings":
-        """Return this table with the method's values for 0 rounds, ``paper`` weights and ``auto``.
+        """Return this table with the method's values for 0 rounds and ``auto``.
 
         Keys that the method does not read stay as they are.
         """
         found: dict[str, int | str] = {}
         if "rounds" in job.FEDERATION:
             found["rounds"] = self.rounds or job.ROUNDS
-        if "client-weights" in job.FEDERATION and self.client_weights == "paper":
+        if "client-weights" in job.FEDERATION and self.client_weights == "auto":
             found["client_weights"] = job.WEIGHTS[0]
         if "aggregation-rule" in job.FEDERATION and self.aggregation_rule == "auto":
             found["aggregation_rule"] = (
