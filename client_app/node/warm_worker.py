@@ -105,6 +105,8 @@ def fits_idle(most: int) -> bool:
     # Importing it here would load torch in a worker that trained nothing.
     if (shelf := sys.modules.get("espalier.training.model_cache")) is not None:
         shelf.forget_model()
+    if (tokens := sys.modules.get("espalier.data.token_cache")) is not None:
+        tokens.forget_tokens()
     if (used := resident()) <= most:
         return True
     tell(

@@ -30,7 +30,8 @@ from espalier.data.samples import (
     evaluation_samples,
 )
 from espalier.data.text_source import TextSource
-from espalier.data.token_pieces import MAX_MOVED, TokenPieces
+from espalier.data.token_cache import cached_tokens, state_of
+from espalier.data.token_pieces import MAX_MOVED, TokenPieces, identity_of
 from espalier.errors import InputError
 from espalier.seeds import derive_seed
 from espalier.settings.node import NodeSettings
@@ -234,13 +235,22 @@ def training_samples(
     """
     data = settings.data
     passages, _ = split_passages(settings, node, client)
+    length = data.sequence_length
+    what = f"data: the client's text ({ONCE})"
     folder = (
         private_folder(node.state_root())
         if isinstance(passages, Indexed) and passages.corpus.folder
         else None
     )
-    what = f"data: the client's text ({ONCE})"
-    return all_samples(passages, encode, data.sequence_length, what, "data.sequence-length", folder)
+
+    def make() -> tuple[Tensor, int]:
+        samples = all_samples(passages, encode, length, what, "data.sequence-length", folder)
+        return samples, samples.numel()
+
+    tokenizer = identity_of(encode)
+    if not (node.keep_model and tokenizer and isinstance(passages, Indexed)):
+        return make()[0]
+    return cached_tokens((tokenizer, state_of(passages), length), make)
 
 
 @redacted_errors

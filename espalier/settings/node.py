@@ -334,8 +334,9 @@ class NodeSettings(Table):
     keep_model: bool = Field(
         True,
         description=(
-            "Keep the model that was trained last in memory, on its device, for the next message,"
-            " in a process that stays (`espalier node`, a simulation's worker)."
+            "Keep the model that was trained last in memory, on its device, and the token ids that"
+            " it was trained on, for the next message, in a process that stays (`espalier node`, a"
+            " simulation's worker)."
         ),
     )
 

@@ -24,6 +24,7 @@ from espalier.data.client_text import (
     training_samples,
 )
 from espalier.data.data_protection import redacted_errors
+from espalier.data.files.corpus_index import Indexed
 from espalier.data.privacy_units import record_sequences
 from espalier.data.tasks.catalogue import task_of
 from espalier.data.tasks.chat_encoding import chat_sequences, template_of
@@ -31,6 +32,7 @@ from espalier.data.tasks.encoding import Encoded, Marked, encode_pair, prompt_en
 from espalier.data.tasks.item import Batch, Item, collate, require_padding, text_tokens
 from espalier.data.tasks.scored_items import cut
 from espalier.data.tasks.stored_sequences import StoredSequences
+from espalier.data.token_cache import cached_tokens, state_of
 from espalier.errors import InputError
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.progress import with_progress
@@ -116,6 +118,18 @@ def client_sequences(
     if task.name == TEXT:
         return text_sequences(training_samples(settings, node, model.encode, client))
     train, _ = client_items(settings, node, client)
+    make = partial(_of_items, settings, node, model, train)
+    if not node.keep_model:
+        return make()[0]
+    key = (model, state_of(train), settings.data.model_dump_json(), task.model_dump_json())
+    return cached_tokens(key, make)
+
+
+def _of_items(
+    settings: RunSettings, node: NodeSettings, model: OpenedModel, train: Indexed[Item]
+) -> tuple[Sequences, int]:
+    """Encode a client's training items; return the sequences and their number of tokens."""
+    task = settings.task
     with_template = task.name == CHAT or task.name in OWN_TASKS
     characters = array("q")
 
@@ -127,24 +141,22 @@ def client_sequences(
 
     folder = private_folder(node.state_root()) if train.corpus.folder else None
     if model.family.kind == "encoder":
-        return Sequences(
-            (_classified(settings, model, items(), folder),),
-            partial(_class_batch, pad_token=model.tokenizer.pad_token_id),
-            characters,
-        )
+        classified = _classified(settings, model, items(), folder)
+        collate_classes = partial(_class_batch, pad_token=model.tokenizer.pad_token_id)
+        sequences = Sequences((classified,), collate_classes, characters)
+        return sequences, classified.texts.num_tokens
     if task.name == CHAT:
         encoded: Iterable[Encoded | Marked] = _conversations(settings, model, items())
     else:
         encoded = _answers(settings, model, items())
-    sequences: Sequence[Marked] = StoredSequences(encoded, folder)
-    if not sequences:
+    stored = StoredSequences(encoded, folder)
+    if not stored:
         raise InputError(
             f"task.max-tokens = {task.max_tokens}: no conversation of the client has a token of"
             " an answer within this number of tokens; raise it"
         )
-    if task.packing:
-        sequences = PackedSequences(sequences, task.max_tokens)
-    return replace(encoded_sequences(sequences), characters=characters)
+    rows = PackedSequences(stored, task.max_tokens) if task.packing else stored
+    return replace(encoded_sequences(rows), characters=characters), stored.num_tokens
 
 
 @dataclass(frozen=True)

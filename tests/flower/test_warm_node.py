@@ -224,12 +224,16 @@ def test_oversized_worker_forgets_models_or_ends(
         forgotten.append("model")
         held[0] -= 300
 
+    def forget_tokens() -> None:
+        forgotten.append("tokens")
+
     monkeypatch.setattr("client_app.node.warm_worker.resident", lambda: held[0])
     monkeypatch.setattr("espalier.training.model_cache.forget_model", forget)
+    monkeypatch.setattr("espalier.data.token_cache.forget_tokens", forget_tokens)
     assert fits_idle(900)
     assert not forgotten
     assert fits_idle(700)
-    assert forgotten == ["model"]
+    assert forgotten == ["model", "tokens"]
     assert not fits_idle(200)
     assert (
         "the worker uses 0 MB, more than the 0 MB that it may use between tasks"

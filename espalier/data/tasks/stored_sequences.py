@@ -63,6 +63,11 @@ class StoredSequences(Sequence[Marked]):
             file.flush()
             return np.memmap(file, np.int32, "r")
 
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of all sequences."""
+        return len(self._tokens)
+
     def __len__(self) -> int:
         return len(self._items)
 
