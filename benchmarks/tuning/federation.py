@@ -132,7 +132,7 @@ class Federation:
         """
         most = self.settings.task.max_test_items or None
         held = {
-            client: client_items(self.settings, simulated_node(), client)[1][:most]
+            client: list(client_items(self.settings, simulated_node(), client)[1][:most])
             for client in self.sequences
         }
         return {

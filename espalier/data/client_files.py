@@ -120,7 +120,7 @@ def own_file(directory: str, client: int, num_clients: int) -> str:
     """
     folder = at_home(directory)
     files = sorted(
-        str(file) for file in folder.glob("*") if file.is_file() and not file.name.startswith(".")
+        str(file) for file in folder.glob("*") if not (file.is_dir() or file.name.startswith("."))
     )
     require_one_format(files, directory, CLIENT_KEYS)
     if len(files) < num_clients:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from espalier.data.client_files import client_files, training_paths
-from espalier.data.client_text import MIN_PREDICTIONS
+from espalier.data.client_text import MIN_PREDICTIONS, group_field
 from espalier.data.data_protection import (
     not_allowed,
     redacted_errors,
@@ -62,17 +62,14 @@ def client_items(
     hub = None
     if data.origin == "hub":
         hub = hub_rows(task, _training_split(settings, task), data.path, data.hub_config)
-    columns, group = (
-        (data.columns, data.group) if node.simulated else (node.data_columns, node.data_group)
-    )
-    if node.simulated:
-        require_fields_of(task, columns_of(columns))
-    elif task.name in OWN_TASKS:
-        _require_named_fields(data.prompt, columns_of(columns))
+    columns = mapped_columns(settings, node, task)
+    group = group_field(data, node)
     source = client_files(settings, node, client, JsonLinesRows, hub)
     label = data.partition_field if source.partition else ""
+    wording = (data.prompt, data.labels)
     corpus = open_corpus(
-        ItemSource(task, source.files, columns_of(columns), group, label), node.state_root()
+        ItemSource(task, source.files, columns, group, label, wording),
+        node.state_root(),
     )
     if isinstance(source.partition, Partition):
         if source.partition.kind in ("by-field", "dirichlet") and "" in corpus.labels:
@@ -89,10 +86,11 @@ def client_items(
     if node.fewest_groups():
         require_groups(node, [set(train.label_numbers.tolist())], "give the site more data")
     if not train:
+        unit = "group" if group else "item"
         raise InputError(
             f"data: the client has no training items of the task {task.name}; duplicates count"
-            " once, and one item in ten is held out; give the client more items, raise data.alpha,"
-            " or lower num-clients"
+            f" once, and one {unit} in ten is held out; give the client more {unit}s, raise"
+            " data.alpha, or lower num-clients"
         )
     return train, held_out
 
@@ -101,6 +99,20 @@ def client_items(
 def item_groups(settings: RunSettings, node: NodeSettings, client: int) -> list[set[int]]:
     """Return the group of each training item of a client."""
     return [{number} for number in client_items(settings, node, client)[0].label_numbers.tolist()]
+
+
+def mapped_columns(settings: RunSettings, node: NodeSettings, task: Task) -> dict[str, str]:
+    """Return the field of a client's file for each field of a task that has another name there.
+
+    At a real site its owner names them. Raises InputError if the task does not have such a field,
+    or a site's owner has not named one that the run's prompt needs.
+    """
+    columns = columns_of(settings.data.columns if node.simulated else node.data_columns)
+    if node.simulated:
+        require_fields_of(task, columns)
+    elif task.name in OWN_TASKS:
+        _require_named_fields(settings.data.prompt, columns)
+    return columns
 
 
 def _require_named_fields(prompt: str, columns: Mapping[str, str]) -> None:
@@ -140,7 +152,8 @@ def held_out_items(
     if not node.allows_own_text():
         raise not_allowed()
     _, held_out = client_items(settings, node, client)
-    items = held_out[: settings.task.max_test_items or None]
+    # Read once, because the items are scored in several passes.
+    items = list(held_out[: settings.task.max_test_items or None])
     tests = as_tests(settings, items, model)
     places = list(zip(tests.options(), tests.answers, strict=True))
     predictions = (

@@ -1,6 +1,7 @@
 """Text of one client: its passages, calibration samples and training samples."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from torch import Tensor
@@ -237,11 +238,7 @@ def training_samples(
     passages, _ = split_passages(settings, node, client)
     length = data.sequence_length
     what = f"data: the client's text ({ONCE})"
-    folder = (
-        private_folder(node.state_root())
-        if isinstance(passages, Indexed) and passages.corpus.folder
-        else None
-    )
+    folder = partial(private_folder, node.state_root())
 
     def make() -> tuple[Tensor, int]:
         samples = all_samples(passages, encode, length, what, "data.sequence-length", folder)

@@ -5,7 +5,7 @@ so that memory stays bounded.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -91,7 +91,7 @@ def all_samples(
     sequence_length: int,
     what: str,
     key: str,
-    folder: Path | None = None,
+    folder: Callable[[], Path] | None = None,
 ) -> Tensor:
     """Cut a text into consecutive samples and drop the tokens after the last whole sample.
 
@@ -101,7 +101,7 @@ def all_samples(
     ----------
     what : description of the text, for errors
     key : setting to lower if the text is too short, for errors
-    folder : folder of the unnamed file that holds very many samples
+    folder : function that makes the folder of the unnamed file that holds very many samples
 
     Returns
     -------

@@ -8,11 +8,15 @@ Does not cover: errors further on in a large file.
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import islice
+from dataclasses import replace
+from itertools import chain, islice
 
-from espalier.data.client_items import client_items
+import numpy as np
+
+from espalier.data.client_items import client_items, mapped_columns
 from espalier.data.client_text import (
     client_samples,
+    group_field,
     site_texts,
     split_passages,
     training_samples,
@@ -20,7 +24,7 @@ from espalier.data.client_text import (
 from espalier.data.data_protection import redacted_errors, require_own_data, require_tokens
 from espalier.data.files.files import CLIENT_KEYS
 from espalier.data.files.formats import open_rows
-from espalier.data.passages import is_held_out, split
+from espalier.data.passages import digests_are_held_out, split
 from espalier.data.privacy_units import record_sequences
 from espalier.data.samples import Encode
 from espalier.data.tasks.catalogue import task_of
@@ -28,7 +32,6 @@ from espalier.data.tasks.task_source import items_in
 from espalier.errors import EspalierError
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
-from espalier.settings.table import columns_of
 from espalier.settings.tables.evaluation import BUILT_IN_TEXTS
 from espalier.settings.tables.task import TEXT
 
@@ -114,12 +117,16 @@ def _size(path: str) -> int:
 
 def _begins_with_items(settings: RunSettings, node: NodeSettings) -> bool:
     task = task_of(settings)
-    require_own_data(node, settings.data, task.name)
-    columns = settings.data.columns if node.simulated else node.data_columns
-    source = items_in(task, node.data_path, columns_of=columns_of(columns))
-    items = islice(source.items(), FIRST_ITEMS)
+    data = settings.data
+    require_own_data(node, data, task.name)
+    columns = mapped_columns(settings, node, task)
+    source = items_in(task, node.data_path, columns_of=columns)
+    source = replace(source, group_field=group_field(data, node))
+    rows = chain.from_iterable(file.rows() for file in source.files)
+    units = (unit for row in islice(rows, FIRST_ITEMS) for unit in source.units(row))
+    sides = [int.from_bytes(unit.side[:8], "big") for unit in units]
     # A client needs one item that is not held out.
-    return any(not is_held_out(item.text) for item in items)
+    return not digests_are_held_out(np.array(sides, np.uint64)).all()
 
 
 def _begins_with_samples(

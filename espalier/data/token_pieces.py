@@ -132,11 +132,11 @@ class TokenPieces:
             samples[place] = torch.from_numpy(np.concatenate(parts))
         return samples
 
-    def all(self, folder: Path | None = None) -> Tensor:
+    def all(self, folder: Callable[[], Path] | None = None) -> Tensor:
         """Return all tokens, int64.
 
-        From ``IN_MEMORY`` tokens on they are in an unnamed file in ``folder``, which is removed
-        with the tensor.
+        From ``IN_MEMORY`` tokens on they are in an unnamed file in the folder that ``folder``
+        makes, which is removed with the tensor.
         """
         tokens: Tokens = (
             np.empty(len(self), np.int64) if len(self) < IN_MEMORY else _in_file(len(self), folder)
@@ -320,8 +320,8 @@ def _context_of(passages: Sequence[str]) -> int:
     return len(passages)
 
 
-def _in_file(number: int, folder: Path | None) -> Tokens:
+def _in_file(number: int, folder: Callable[[], Path] | None) -> Tokens:
     """Return an array of ``number`` tokens that is mapped from an unnamed file of this process."""
     # The array keeps the file, which has no name, until it is freed.
-    with tempfile.TemporaryFile(dir=folder) as file:
+    with tempfile.TemporaryFile(dir=folder and folder()) as file:
         return np.memmap(file, dtype=np.int64, mode="w+", shape=(number,))

@@ -121,7 +121,9 @@ def client_sequences(
     make = partial(_of_items, settings, node, model, train)
     if not node.keep_model:
         return make()[0]
-    key = (model, state_of(train), settings.data.model_dump_json(), task.model_dump_json())
+    template = str(model.tokenizer.chat_template)
+    tokenizer = (model.tokenizer_sha256, template, model.family.kind)
+    key = (*tokenizer, state_of(train), task.model_dump_json())
     return cached_tokens(key, make)
 
 
@@ -139,7 +141,7 @@ def _of_items(
                 characters.append(item.own_characters or len(item.text))
             yield item
 
-    folder = private_folder(node.state_root()) if train.corpus.folder else None
+    folder = partial(private_folder, node.state_root())
     if model.family.kind == "encoder":
         classified = _classified(settings, model, items(), folder)
         collate_classes = partial(_class_batch, pad_token=model.tokenizer.pad_token_id)
@@ -174,7 +176,7 @@ class _ClassifiedTexts(Sequence[tuple[Marked, int]]):
 
 
 def _classified(
-    settings: RunSettings, model: OpenedModel, items: Iterable[Item], folder: Path | None
+    settings: RunSettings, model: OpenedModel, items: Iterable[Item], folder: Callable[[], Path]
 ) -> _ClassifiedTexts:
     """Encode texts or pairs of texts with their classes.
 
@@ -313,11 +315,8 @@ def read_client_data(
         lines = [f"{count(number, 'calibration sample')} of {tokens} tokens"]
     else:
         number = len(client_sequences(settings, node, model, client))
-        lines = [
-            f"{count(number, 'training sequence')} of {tokens} tokens"
-            if on_text
-            else f"{count(number, 'item')} of the task {settings.task.name} to train on"
-        ]
+        of_what = f"{tokens} tokens" if on_text else f"the task {settings.task.name}"
+        lines = [f"{count(number, 'training sequence')} of {of_what}"]
     if not settings.evaluation.own_text:
         return lines
     if on_text:

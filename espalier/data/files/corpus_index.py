@@ -40,6 +40,8 @@ from espalier.storage.atomic import replacing, write_json
 from espalier.storage.client_state import VERSION_FILE, marked_folder, private_folder
 from espalier.storage.directory_lock import LOCK, OWNER_ONLY_FILE, in_turn
 
+DOCUMENT = "index.json"
+"""Name of the file that makes a stored index valid."""
 LARGE_BYTES = 1 << 24
 """File size from which rows are stored on disk; rows of smaller files are computed on demand."""
 INDEX_VERSION = 3
@@ -149,6 +151,11 @@ class CorpusIndex(Generic[T]):
         if isinstance(self._rows, np.ndarray):
             return len(self._rows)
         return os.fstat(self._rows.fileno()).st_size // ROW.itemsize
+
+    def forget(self) -> None:
+        """Remove the stored index, so that the next ``open_corpus`` builds it again."""
+        if self.folder is not None:
+            (self.folder / DOCUMENT).unlink(missing_ok=True)
 
     def rows(self, first: int, number: int) -> Rows:
         """Return up to ``number`` rows, starting at row ``first``."""
@@ -303,6 +310,8 @@ class Indexed(Sequence[T]):
                     within >= len(candidates)
                     or candidates[within].digest != row["digest"].tobytes()
                 ):
+                    # The next start builds the index again, whatever the reason.
+                    self.corpus.forget()
                     raise file.changed()
                 yield candidates[within].value
 
@@ -414,7 +423,7 @@ def _locked(source: Source[Any], root: Path) -> Iterator[Path]:
 def _stored(source: Source[T], folder: Path, state: list[list[int]]) -> CorpusIndex[T] | None:
     """Return the stored index of a file in this state, or None if it is missing or damaged."""
     try:
-        document = read_json((folder / "index.json").read_text())
+        document = read_json((folder / DOCUMENT).read_text())
         labels = document["labels"]
         expected = {"version": INDEX_VERSION, "files": state}
         rows = open(folder / "rows", "rb")  # noqa: SIM115, the index reads it as long as it lives
@@ -448,4 +457,4 @@ def _build(source: Source[T], folder: Path, state: list[list[int]]) -> None:
         "sha256": sha256.hexdigest(),
         "labels": list(labels),
     }
-    write_json(folder / "index.json", document, OWNER_ONLY_FILE)
+    write_json(folder / DOCUMENT, document, OWNER_ONLY_FILE)

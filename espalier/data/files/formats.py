@@ -70,9 +70,9 @@ def open_rows(path: str, keys: str, split: str = "", other: Reader = TextRows) -
     if split:
         raise no_splits(path, split)
     if place.is_dir():
-        found = [file for file in place.iterdir() if file.is_file()]
+        found = [file for file in place.iterdir() if not file.is_dir()]
     elif has_magic(str(place)) and not place.exists():
-        found = [Path(name) for name in glob(str(place), recursive=True) if Path(name).is_file()]
+        found = [Path(name) for name in glob(str(place), recursive=True) if not Path(name).is_dir()]
     else:
         return [_rows_of(path, keys, other)]
     names = sorted(str(file) for file in found if not file.name.startswith("."))
@@ -82,7 +82,10 @@ def open_rows(path: str, keys: str, split: str = "", other: Reader = TextRows) -
             " those of subfolders"
         )
     require_one_format(names, path, keys)
-    return [_rows_of(name, keys, other) for name in names]
+    files = [_rows_of(name, keys, other) for name in names]
+    for file in files:
+        file.is_one_of_many = len(files) > 1
+    return files
 
 
 def _rows_of(path: str, keys: str, other: Reader) -> RowFile:

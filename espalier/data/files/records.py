@@ -5,11 +5,12 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from espalier.amounts import count
 from espalier.environment.bounded_json import UnboundedJsonError, read_json
-from espalier.errors import InputError
+from espalier.errors import EspalierError, InputError
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def kind_of(value: Any) -> str:
         return "a boolean"
     if isinstance(value, int):
         return "a number"
-    if isinstance(value, float):
+    if isinstance(value, float | Decimal):
         return "a number" if math.isfinite(value) else "a number that is not finite"
     for kind, name in ((str, "a string"), (Mapping, "an object"), (list | tuple, "a list")):
         if isinstance(value, kind):
@@ -47,7 +48,17 @@ def is_label(value: Any) -> bool:
 
     Tables hold null or NaN for a missing label.
     """
-    return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+    return isinstance(value, str | int) or (
+        isinstance(value, float | Decimal) and math.isfinite(value)
+    )
+
+
+def number_as_text(value: float | Decimal) -> str:
+    """Return a finite number as text, a whole one without decimal places.
+
+    Tables turn whole numbers into decimal ones if some are missing.
+    """
+    return str(int(value)) if value == int(value) else str(float(value))
 
 
 def fields_there(record: Mapping[str, Any], *, kinds: bool = True) -> str:
@@ -58,7 +69,7 @@ def fields_there(record: Mapping[str, Any], *, kinds: bool = True) -> str:
     kinds : whether to add the kinds of the values
     """
     shown = [name for name in record if NAME.fullmatch(name)][:MAX_NAMES]
-    named = [f"{name} ({kind_of(record[name])})" if kinds else name for name in shown]
+    named = [f"{name} ({_kind_in(record, name)})" if kinds else name for name in shown]
     if not record:
         return "it has no fields"
     if not shown:
@@ -66,6 +77,13 @@ def fields_there(record: Mapping[str, Any], *, kinds: bool = True) -> str:
     if others := len(record) - len(shown):
         named.append(f"{others} more")
     return f"it has the fields {', '.join(named)}"
+
+
+def _kind_in(record: Mapping[str, Any], name: str) -> str:
+    try:
+        return kind_of(record[name])
+    except EspalierError:
+        return "it cannot be read"
 
 
 ONE_EACH = "write one JSON object per line"
@@ -90,10 +108,8 @@ def json_object(line: bytes, where: str) -> dict[str, Any]:
         record = read_json(text)
     except json.JSONDecodeError as error:
         raise InputError(f"{where} is not JSON: {_why(text, error)}; {ONE_EACH}") from None
-    except UnboundedJsonError:
-        raise InputError(
-            f"{where} cannot be read as JSON: it is nested too deeply; {ONE_EACH}"
-        ) from None
+    except UnboundedJsonError as error:
+        raise InputError(f"{where} cannot be read as JSON: {error}; {ONE_EACH}") from None
     except ValueError:
         raise InputError(
             f"{where} cannot be read as JSON: a number has too many digits; write it as a string"

@@ -4,10 +4,17 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
 
-from espalier.data.files.records import Record, fields_there, is_label, kind_of
+from espalier.data.files.records import (
+    Record,
+    fields_there,
+    is_label,
+    kind_of,
+    number_as_text,
+)
 from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError
 
@@ -93,6 +100,8 @@ class RowFile(ABC):
     def __init__(self, path: str, keys: str) -> None:
         self.path = path
         self.keys = keys
+        self.is_one_of_many = False
+        """Whether a directory or pattern names it with others, so that it may be empty."""
 
     CONTENT: ClassVar[str] = "records"
     """What a file of this format contains, for errors."""
@@ -100,8 +109,8 @@ class RowFile(ABC):
     def rows(self, columns: Sequence[str] = ()) -> Iterator[Row]:
         """Yield all rows in file order, with bounded memory.
 
-        Raises InputError if the file is missing, empty, damaged or not in its format, or has no
-        such column.
+        Raises InputError if the file is missing, damaged or not in its format, is empty and not one
+        of many, or has no such column.
 
         Parameters
         ----------
@@ -110,7 +119,7 @@ class RowFile(ABC):
         row = None
         for row in self.read(columns):
             yield row
-        if row is None:
+        if row is None and not self.is_one_of_many:
             raise self.empty()
 
     @abstractmethod
@@ -230,9 +239,7 @@ def label_of(row: Row, field: str, key: str) -> str:
             f"{row.where}, field '{field}' is not a label but {kind_of(value)}; a label must be a"
             f" string, a number or a boolean: give the record such a label, or set {key}"
         )
-    # Tables turn whole numbers into decimal ones if some are missing.
-    whole = isinstance(value, float) and value.is_integer()
-    return str(int(value) if whole else value)
+    return number_as_text(value) if isinstance(value, float | Decimal) else str(value)
 
 
 def group_of(row: Row, field: str) -> str:
@@ -240,11 +247,11 @@ def group_of(row: Row, field: str) -> str:
 
     Raises InputError if the field is missing, is no label, or is blank, as CSV writes null.
     """
-    group = label_of(row, field, "data.group")
+    group = label_of(row, field, "data.group or the node's data-group")
     if not group.strip():
         raise InputError(
             f"{row.where}, field '{field}' names no group, it is blank; give the record its group,"
-            " or set data.group"
+            " or set data.group or the node's data-group"
         )
     return group
 

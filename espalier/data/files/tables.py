@@ -6,7 +6,7 @@ Memory holds a few hundred rows at a time, and of a Parquet file a part of a row
 import csv
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ ROWS_AT_ONCE = 256
 """Number of rows that are converted to Python values at a time."""
 MAX_CELL = (1 << 31) - 1
 """Maximum size of a cell of a CSV file in characters."""
+MAX_HEADER = 1 << 16
+"""Number of bytes in which the delimiters of a header are looked for."""
 QUOTE = "quote fields that contain the delimiter, a quote or a line end"
 PARQUET_BUFFER = 1 << 20
 """Number of bytes of a column of a Parquet file that are read at a time."""
@@ -61,9 +63,12 @@ class DelimitedRows(RowFile):
     def read(self, columns: Sequence[str]) -> Iterator[Row]:
         csv.field_size_limit(MAX_CELL)
         with opened(self.path, self.keys) as file:
-            delimiter = self._delimiter(file.head)
+            delimiter = self._delimiter(next(blocks(file), b""))
+        with opened(self.path, self.keys) as file:
             reader = csv.reader(_lines(file), delimiter=delimiter, strict=True)
             header = self._header(reader)
+            if not header:
+                return
             self.require_columns(columns, header)
             alone = (
                 "" if len(header) > 1 else f" (one field, without {self._signs()} in the header)"
@@ -79,10 +84,10 @@ class DelimitedRows(RowFile):
     def _delimiter(self, head: bytes) -> str:
         """Return the delimiter with which the header and the first row have as many fields.
 
-        If there is none, or the first bytes do not have the whole first row, it is the first one in
-        the header.
+        If there is none, or ``head`` does not have the whole first row, it is the first one in the
+        header.
         """
-        header = _QUOTED.sub(b"", head).partition(b"\n")[0].decode(errors="replace")
+        header = _QUOTED.sub(b"", head[:MAX_HEADER]).partition(b"\n")[0].decode(errors="replace")
         found = [sign for sign in self._delimiters if sign in header]
         lines = head.decode(errors="replace").splitlines(keepends=True)
         if len(found) > 1:
@@ -97,10 +102,7 @@ class DelimitedRows(RowFile):
         return " ".join("tab" if sign == "\t" else sign for sign in self._delimiters)
 
     def _header(self, reader: Iterator[list[str]]) -> list[str]:
-        header = next(self._cells(reader), None)
-        if header is None:
-            raise self.empty()
-        return [name.strip() for name in header]
+        return [name.strip() for name in next(self._cells(reader), ())]
 
     def _cells(self, reader: Iterator[list[str]]) -> Iterator[list[str]]:
         """Yield the rows that are not blank."""
@@ -133,6 +135,43 @@ def _lines(file: Bytes) -> Iterator[str]:
             start += len(line) + 1
     if incomplete:
         yield decoded(incomplete)
+
+
+class _ColumnValues:
+    """Columns of a batch, each of which is converted to Python values when it is first needed."""
+
+    def __init__(self, names: tuple[str, ...], values_of: Callable[[str], list[Any]]) -> None:
+        self.names = names
+        self._values_of = values_of
+        self._converted: dict[str, list[Any]] = {}
+
+    def of(self, name: str) -> list[Any]:
+        """Return the values of a column. Raises InputError if they cannot be converted."""
+        if name not in self._converted:
+            self._converted[name] = self._values_of(name)
+        return self._converted[name]
+
+
+class _TableRecord(Mapping[str, Any]):
+    """Row of a batch; a column that nobody reads costs nothing, and may be unreadable."""
+
+    def __init__(self, values: _ColumnValues, number: int) -> None:
+        self._columns = values
+        self._number = number
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._columns.names:
+            raise KeyError(name)
+        return self._columns.of(name)[self._number]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns.names)
+
+    def __len__(self) -> int:
+        return len(self._columns.names)
 
 
 class ArrowRows(RowFile):
@@ -181,19 +220,26 @@ class ArrowRows(RowFile):
                 raise InputError(f"{self.shown()}: the file {kind}; check {self.keys}") from None
             raise self._unreadable("", error) from None
 
-    def _records(self, first: int, batch: Any) -> list[dict[str, Any]]:
-        """Return rows as Python values, the first of which has the number ``first``."""
-        columns = []
-        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+    def _records(self, first: int, batch: Any) -> list[Mapping[str, Any]]:
+        """Return rows, the first of which has the number ``first``."""
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+
+        def values_of(name: str) -> list[Any]:
             try:
-                columns.append(column.to_pylist())
+                return self._values(name, columns[name])
             # Bytes that are not UTF-8, times that Python does not have, and the like.
             except Exception as error:
                 field = f", field '{name}'" if NAME.fullmatch(name) else ""
                 rows = f" rows {first + 1} to {first + batch.num_rows}{field}:"
                 raise self._unreadable(rows, error) from None
-        names = batch.schema.names
-        return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+        values = _ColumnValues(tuple(columns), values_of)
+        return [_TableRecord(values, number) for number in range(batch.num_rows)]
+
+    def _values(self, name: str, column: Any) -> list[Any]:
+        """Return the values of a column of a batch as Python values."""
+        values: list[Any] = column.to_pylist()
+        return values
 
     def _unreadable(self, where: str, error: Exception) -> EspalierError:
         return InputError(
@@ -281,13 +327,11 @@ class DatasetRows(ArrowRows):
                 return
             yield first, table
 
-    def _records(self, first: int, batch: Any) -> list[dict[str, Any]]:
-        records = super()._records(first, batch)
-        for name in self._labels.keys() & {*batch.schema.names}:
-            for record in records:
-                if record[name] is not None:
-                    record[name] = ClassNumber(record[name], self._labels[name])
-        return records
+    def _values(self, name: str, column: Any) -> list[Any]:
+        values = super()._values(name, column)
+        if (labels := self._labels.get(name)) is None:
+            return values
+        return [value if value is None else ClassNumber(value, labels) for value in values]
 
     def _opened(self, columns: Sequence[str]) -> Any:
         found = self.dataset()

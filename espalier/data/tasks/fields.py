@@ -1,9 +1,10 @@
 """Fields of a record with type checks; errors name position and field, and never quote values."""
 
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
-from espalier.data.files.records import fields_there, is_label, kind_of
+from espalier.data.files.records import fields_there, is_label, kind_of, number_as_text
 from espalier.data.files.rows import ClassNumber, is_unicode
 from espalier.errors import EspalierError, InputError
 
@@ -134,15 +135,20 @@ class Fields:
         """Return the index of a field's value among labels that somebody listed.
 
         The text of the value is compared first; a truth value has the text ``true`` or ``false``.
-        If no label is a number, a number is an index, counted from 0. A number that a dataset
-        gives a name has this name, if a label is a name of the dataset. Raises InputError if the
-        field is missing, or its value is not a label.
+        Labels that are numbers are compared as numbers. If none is, a number is an index, counted
+        from 0. A number that a dataset gives a name has this name, if a label is a name of the
+        dataset. Raises InputError if the field is missing, or its value is not a label.
         """
         value = self._value(name)
         text = _text_of_label(value, names)
         if text and text in names:
             return list(names).index(text)
         counted = not any(map(_is_number, names))
+        if _is_number(text):
+            # 1.0 is the label 1, as a table or a list may write it.
+            same = [place for place, label in enumerate(names) if _are_equal(label, text)]
+            if same:
+                return same[0]
         if counted and text in map(str, range(len(names))):
             return int(text)
         number = f" and not a number from 0 to {len(names) - 1}" if counted else ""
@@ -221,9 +227,13 @@ def _text_of_label(value: Any, names: Sequence[str]) -> str:
         return str(int(value))
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
+    if isinstance(value, float | Decimal):
+        return number_as_text(value)
     return str(value).strip()
+
+
+def _are_equal(name: str, number: str) -> bool:
+    return _is_number(name) and float(name) == float(number)
 
 
 def _is_number(text: str) -> bool:

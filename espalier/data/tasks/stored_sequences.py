@@ -6,7 +6,7 @@ process.
 
 import tempfile
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,10 +25,10 @@ class StoredSequences(Sequence[Marked]):
     Parameters
     ----------
     sequences : read once
-    folder : folder of the unnamed file; None: the system's folder for temporary files
+    folder : function that makes the folder of the unnamed file; it is called only if there is one
     """
 
-    def __init__(self, sequences: Iterable[Encoded | Marked], folder: Path | None = None) -> None:
+    def __init__(self, sequences: Iterable[Encoded | Marked], folder: Callable[[], Path]) -> None:
         # Place behind the last token, and behind the last pair of a span, of each sequence.
         self._ends = array("q", [0])
         self._span_ends = array("q", [0])
@@ -38,7 +38,7 @@ class StoredSequences(Sequence[Marked]):
         self._tokens = self._stored(sequences, folder)
 
     def _stored(
-        self, sequences: Iterable[Encoded | Marked], folder: Path | None
+        self, sequences: Iterable[Encoded | Marked], folder: Callable[[], Path]
     ) -> NDArray[np.int32]:
         """Store all sequences; return their token ids, (tokens,)."""
         waiting = array("i")
@@ -53,7 +53,7 @@ class StoredSequences(Sequence[Marked]):
             self._items.append(item)
             if len(waiting) > IN_MEMORY:
                 # The array below keeps the file, which has no name, until it is freed.
-                file = file or tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+                file = file or tempfile.TemporaryFile(dir=folder())  # noqa: SIM115
                 waiting.tofile(file)
                 waiting = array("i")
         if file is None:

@@ -38,6 +38,8 @@ class ItemSource:
     """Field whose value joins records that are never separated; empty: every item is a group."""
     label_field: str = ""
     """Field whose value labels a record for partitions; empty: the task's own label."""
+    wording: tuple[str, ...] = ()
+    """Settings that change the items of the task: its prompt and its labels."""
     may_have_own_names: bool = False
     """Whether records may have the task's own names for all fields instead of ``columns_of``."""
 
@@ -78,7 +80,8 @@ class ItemSource:
     def reading(self) -> list[str]:
         """Return what determines the item of a record."""
         renamed = [f"{name}={of}" for name, of in sorted(self.columns_of.items())]
-        return ["task", self.task.name, self.group_field, self.label_field, *renamed]
+        named = (self.task.name, self.group_field, self.label_field, *self.wording)
+        return ["task", *named, *renamed]
 
 
 def _has_own_names(record: Mapping[str, Any], columns_of: Mapping[str, str]) -> bool:

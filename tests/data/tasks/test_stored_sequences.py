@@ -23,13 +23,17 @@ def some_sequences(number: int) -> list[Encoded | Marked]:
     return made
 
 
+def no_folder() -> Path:
+    raise AssertionError("a short store needs no folder")
+
+
 @pytest.mark.parametrize("in_memory", [1 << 24, 50, 1])
 def test_sequences_are_returned_as_they_were_given(
     in_memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("espalier.data.tasks.stored_sequences.IN_MEMORY", in_memory)
     given = some_sequences(40)
-    stored = StoredSequences(iter(given), tmp_path)
+    stored = StoredSequences(iter(given), lambda: tmp_path)
     expected = [Marked(one.token_ids, one.spans, items=one.items) for one in given]
     assert list(stored) == stored[:] == expected
     assert stored[-1] == expected[-1]
@@ -50,18 +54,18 @@ def test_a_long_store_is_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     original = __import__("tempfile").TemporaryFile
     monkeypatch.setattr("espalier.data.tasks.stored_sequences.tempfile.TemporaryFile", temporary)
     monkeypatch.setattr("espalier.data.tasks.stored_sequences.IN_MEMORY", 100)
-    StoredSequences([Encoded(tuple(range(100)), 1)], tmp_path)
+    StoredSequences([Encoded(tuple(range(100)), 1)], lambda: tmp_path)
     assert not opened
-    StoredSequences([Encoded(tuple(range(60)), 1)] * 9, tmp_path)
+    StoredSequences([Encoded(tuple(range(60)), 1)] * 9, lambda: tmp_path)
     assert opened == [tmp_path]
 
 
 def test_no_sequences() -> None:
-    assert not StoredSequences([])
-    assert not list(StoredSequences([]))
+    assert not StoredSequences([], no_folder)
+    assert not list(StoredSequences([], no_folder))
 
 
 def test_packed_rows_of_stored_sequences_are_those_of_the_given_ones() -> None:
     given = some_sequences(60)
-    rows = PackedSequences(StoredSequences(given), 40)
+    rows = PackedSequences(StoredSequences(given, no_folder), 40)
     assert list(rows) == rows[:] == list(PackedSequences(given, 40))

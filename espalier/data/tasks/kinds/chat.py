@@ -103,7 +103,9 @@ def _messages(record: Fields, name: str) -> list[tuple[str, str]]:
 
 
 def _message(message: Fields) -> tuple[str, str]:
-    role_field, content_field = ("from", "value") if "from" in message else ("role", "content")
+    # A table gives messages of both forms all fields, of which those of the other form are null.
+    of_sharegpt = message.has_value("from") or ("from" in message and "role" not in message)
+    role_field, content_field = ("from", "value") if of_sharegpt else ("role", "content")
     role = message.text(role_field)
     role = SHAREGPT_ROLES.get(role, role)
     if role not in ROLES:
