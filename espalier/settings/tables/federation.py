@@ -48,8 +48,8 @@ class FederationSettings(Table):
             "Weight of a client in the average. `samples`: the number of training sequences (with"
             " fedspallm, llm-streamline and slicegpt of calibration samples) that it reports."
             " `norms`: the Frobenius norm of its update. `importance`: the importance of its LoRA"
-            " modules. `importance-samples`: that importance times the number of sequences."
-            " `equal`: the same for all clients."
+            " modules, as in fedspine's paper. `importance-samples`: that importance times the"
+            " number of sequences. `equal`: the same for all clients."
         ),
     )
     max_weight_ratio: float = Field(

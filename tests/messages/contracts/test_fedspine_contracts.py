@@ -45,7 +45,14 @@ def settings_of(part_bytes: int = 1 << 20) -> RunSettings:
         "pruning.ratio": 0.25,
         "pruning.selection": "global",
     }
-    made = parse({"method": "fedspine", "federation.rounds": 3, **flat})
+    made = parse(
+        {
+            "method": "fedspine",
+            "federation.client-weights": "importance",
+            "federation.rounds": 3,
+            **flat,
+        }
+    )
     return made.model_copy(update={"part_bytes": part_bytes})
 
 
