@@ -65,13 +65,14 @@ def _personal(method: str, settings: Settings) -> Arm:
 
 
 def _spine(ratio: float, **other: Any) -> Arm:
-    """Return FedSpine with the paper's importance; ``other`` are further settings of it."""
+    """Return FedSpine with the paper's importance and weights; ``other`` are further settings."""
     paper = {"score": "exact", "normalise": True, "selection": "kind"}
     named = {
         f"{'pruning' if key == 'selection' else 'fedspine'}.{key}": value
         for key, value in (paper | other).items()
     }
-    return _personal("fedspine", {"pruning.ratio": ratio, **named})
+    weights = {"federation.client-weights": "importance"}
+    return _personal("fedspine", {"pruning.ratio": ratio, **weights, **named})
 
 
 COMPETING = {"score": "mask", "normalise": False, "selection": "global"}

@@ -8,6 +8,8 @@ BANDIT = "bandits"
 PAPER = {"fedspine.exploration": 2.0, "fedspine.granularity": 0.2, "fedspine.discount": 0.95}
 BY_LAYERS = {"fedspine.score": "exact", "fedspine.normalise": True, "pruning.selection": "kind"}
 """The paper's importance, by which each kind of each block loses the same ratio."""
+BY_IMPORTANCE = {"federation.client-weights": "importance"}
+"""The paper's weights of devices."""
 BY_MASKS = {"fedspine.score": "mask", "fedspine.normalise": False, "pruning.selection": "global"}
 """Settings with which groups of all blocks compete, as in Mask Tuning's search.
 

@@ -18,6 +18,7 @@ from benchmarks.fedspine.tasks import cuts, whole_tuning
 from benchmarks.fedspine.tasks.compared_methods import (
     AT_ONCE_LAST,
     BANDIT,
+    BY_IMPORTANCE,
     BY_LAYERS,
     CHOICES,
     UNPRUNED,
@@ -258,6 +259,7 @@ def _pruned(fleet: str, share: float, name: str, changes: Mapping[str, Any]) -> 
         "federation.fleet": fleet,
         "pruning.keep-models": False,
         **BY_LAYERS,
+        **BY_IMPORTANCE,
     }
     return Cell(fleet, share, name, {**own, **changes})
 
