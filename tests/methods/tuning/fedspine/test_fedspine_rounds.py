@@ -47,17 +47,18 @@ class TestFedSpine(FedSpineRuns):
         folder = bench.run(grid, **changes)
         sent = sent_adapters(grid, 2)
         reports = [read(reply.content) for _, reply in grid.received]
-        taylor = {
-            body.header.client: body.fields["taylor"]
+        trained = {
+            body.header.client: body.fields
             for body in reports
             if (body.header.kind, body.header.server_round) == ("train", 2)
         }
+        taylor = {client: fields["taylor"] for client, fields in trained.items()}
         dense = {client: dense_updates(folder, client, own) for client, own in sent.items()}
         spectral = {
             client: np.mean([nuclear(own) for own, _ in updates.values()])
             for client, updates in dense.items()
         }
-        weights = {
+        importance = {
             client: (
                 taylor[client] / np.mean(list(taylor.values()))
                 + spectral[client] / np.mean(list(spectral.values()))
@@ -66,8 +67,9 @@ class TestFedSpine(FedSpineRuns):
         }
         told = refinements(folder)[1]["devices"]
         assert {int(client): own["importance"] for client, own in told.items()} == pytest.approx(
-            weights, rel=1e-3
+            importance, rel=1e-3
         )
+        weights = {client: importance[client] * trained[client]["samples"] for client in sent}
         written = load_file(folder / "adapter" / "adapter_model.safetensors")
         for block, name in dense[0]:
             total = sum(weights[client] * dense[client][block, name][0] for client in sent)
