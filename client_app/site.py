@@ -29,6 +29,8 @@ from espalier.settings.run import RunSettings, parse
 from espalier.storage.client_state import PrivateState, private_folder
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from espalier.hf.machine.computing import Computing
     from espalier.training.adapted_model import Loader
 
@@ -157,7 +159,7 @@ class Site:
             require_groups(self.node, (self._groups[number] for number in numbers), remedy)
 
     @cached_property
-    def _groups(self) -> list[set[int]]:
+    def _groups(self) -> "list[set[int]] | np.ndarray":
         """Groups of ``data-group`` in each training sequence or calibration sample."""
         from espalier.data.client_text import sample_groups
         from espalier.training.sequences import sequence_groups

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from espalier.data.client_files import client_files, training_paths
 from espalier.data.client_text import MIN_PREDICTIONS, group_field
 from espalier.data.data_protection import (
@@ -96,9 +98,9 @@ def client_items(
 
 
 @redacted_errors
-def item_groups(settings: RunSettings, node: NodeSettings, client: int) -> list[set[int]]:
-    """Return the group of each training item of a client."""
-    return [{number} for number in client_items(settings, node, client)[0].label_numbers.tolist()]
+def item_groups(settings: RunSettings, node: NodeSettings, client: int) -> np.ndarray:
+    """Return the number of the group of each training item of a client, shape ``(items,)``."""
+    return client_items(settings, node, client)[0].label_numbers
 
 
 def mapped_columns(settings: RunSettings, node: NodeSettings, task: Task) -> dict[str, str]:

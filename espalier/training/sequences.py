@@ -239,17 +239,22 @@ def _conversations(
 
 def sequence_groups(
     settings: RunSettings, node: NodeSettings, model: OpenedModel, client: int
-) -> list[set[int]]:
-    """Return the groups of ``data-group`` that each of ``client_sequences`` is from."""
+) -> list[set[int]] | np.ndarray:
+    """Return the groups of ``data-group`` that each of ``client_sequences`` is from.
+
+    Returns
+    -------
+    list of sets of numbers, or an array of shape ``(sequences, 1)``
+    """
     if settings.task.name == TEXT:
         return sample_groups(settings, node, model.encode, client, drawn=False)
     groups = item_groups(settings, node, client)
     encoder = model.family.kind == "encoder"
     if encoder or not (settings.task.name == CHAT or settings.task.packing):
-        return groups
+        return groups[:, None]
     (sequences,) = client_sequences(settings, node, model, client).parts
     return [
-        set().union(*(groups[item] for item in sequence.items or (number,)))
+        set(groups[list(sequence.items or (number,))].tolist())
         for number, sequence in enumerate(sequences)
     ]
 

@@ -27,13 +27,13 @@ def private_sequences(
     if settings.task.name == TEXT:
         return _of_text(settings, node, model, client)
     sequences = client_sequences(settings, node, model, client)
-    groups = item_groups(settings, node, client) if group_field(settings.data, node) else []
+    groups = item_groups(settings, node, client) if group_field(settings.data, node) else None
     numbers_by_record: dict[int, list[int]] = {}
     (part,) = sequences.parts
     for number, sequence in enumerate(part):
         # A conversation may have several sequences.
         (item,) = getattr(sequence, "items", ()) or (number,)
-        (record,) = groups[item] if groups else {item}
+        record = item if groups is None else int(groups[item])
         numbers_by_record.setdefault(record, []).append(number)
     records = list(numbers_by_record.values())
     require_records(len(records))
