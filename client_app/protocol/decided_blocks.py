@@ -6,7 +6,7 @@ the server has pushed those.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +25,27 @@ from espalier.messages.message import MessageBody
 from espalier.messages.parts import Report
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.progress import report_progress
-from espalier.storage.blobs import BlobStore
+from espalier.storage.blobs import BlobStore, sha256
 from espalier.storage.client_state import PrivateState
 
+DECIDED = "decided"
+"""Name of a lasting document: hash of each decision on which the hidden states rest, by key."""
 Work = Callable[[BlockStream, Activations, int], Iterable[bytes]]
 """Function of the stream, the hidden states before a block, and its index: the reply's blobs."""
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """Decisions about some blocks."""
+
+    edits: Edits
+    hashes: Mapping[str, str]
+    """SHA-256 of each of their blobs, and other values that the edits rest on, by key."""
+
+
+def decisions_in(request: MessageBody, edits: Edits) -> Decisions:
+    """Return the decisions that a request brings."""
+    return Decisions(edits, {key: sha256(blob) for key, blob in request.blobs.items()})
 
 
 @dataclass(frozen=True)
@@ -38,10 +54,10 @@ class NextBlock:
 
     site: Site
     request: MessageBody
-    decided_edits: Callable[[int], Edits]
-    """Function of the index of the block before: its edits, by the blobs of this request."""
-    pushed: Callable[[int], Edits]
-    """Function of a number of blocks: the edits of the first blocks, as the server pushed them.
+    decided: Decisions
+    """Decision about the block before, by the blobs of this request."""
+    pushed: Callable[[int], Decisions]
+    """Function of a number of blocks: decisions about the first blocks, as the server pushed them.
 
     It raises EspalierError if the server has not.
     """
@@ -60,7 +76,23 @@ class NextBlock:
             hashes = [store.put(blob) for blob in work(stream, activations, index)]
             return Report(seconds=time.monotonic() - started, blob_sha256=hashes)
 
-        return answer_once(self.site, self.request, reply, require_ready=self._require_state)
+        # An order behind other decisions is another request.
+        return answer_once(
+            self.site, self.request, reply, self._decided_before, require_ready=self._require_state
+        )
+
+    def _decided_before(self, state: PrivateState) -> dict[str, str]:
+        """Return the hashes of all decisions before that of the request."""
+        header = self.request.header
+        known: dict[str, str] = state.load_lasting(DECIDED) or {}
+        # Rounds 1 and 2 rest on nothing but their requests.
+        if not known and header.server_round > 2 and not is_answered(state, header):
+            known = dict(self._pushed_again().hashes)
+        return {key: known[key] for key in known.keys() - self.decided.hashes.keys()}
+
+    def _decided(self, state: PrivateState) -> dict[str, str]:
+        """Return the hashes of all decisions before the round's block."""
+        return {**self._decided_before(state), **self.decided.hashes}
 
     def _require_state(self, state: PrivateState) -> None:
         """Raise StateLost if the hidden states are lost and the decisions were not pushed."""
@@ -92,13 +124,19 @@ class NextBlock:
             samples = _samples(earlier, left)
             with earlier.opened(left["hidden"]) as hidden:
                 activations = stream.resume(samples, hidden)
-            _walk(stream, activations, range(before, before + 1), self.decided_edits(before))
+            _walk(stream, activations, range(before, before + 1), self.decided.edits)
         else:
             # 3. The states are lost: start again, and pass through all decided blocks.
-            decided_before = self._pushed_again()
+            pushed = self._pushed_again()
+            if pushed.hashes != self._decided(state):
+                raise InputError(
+                    "train: the server pushed other decisions about the blocks before than those"
+                    " that this client went on behind; start a new run"
+                )
             samples = samples_of(self.site, header)
             activations = stream.start(samples)
-            _walk(stream, activations, range(before + 1), decided_before)
+            _walk(stream, activations, range(before + 1), pushed.edits)
+        state.save_lasting(DECIDED, self._decided(state))
         # Kept for the next round, and for a repetition of this one.
         store = state.blobs(header.server_round)
         kept = {
@@ -108,8 +146,8 @@ class NextBlock:
         state.save(header.server_round, "activations", kept)
         return stream, activations
 
-    def _pushed_again(self) -> Edits:
-        """Return edits of all blocks decided before a round; StateLost until they are pushed."""
+    def _pushed_again(self) -> Decisions:
+        """Return decisions about all blocks before a round's; StateLost until they are pushed."""
         number = self.request.header.server_round - 1
         try:
             return self.pushed(number)

@@ -3,15 +3,18 @@
 Covers: a server that sends wrong lists. The client computes its neighbours and the threshold
 itself. It answers each exchange of a session once; the same request gets the same answer. It helps
 to unmask one sum per round, whose clients it confirmed to the others and enough of them to it, so
-that all clients unmask the same sum (``espalier.secure_sum.confirmation``). It gives the seed of
-its own mask, and for each other client a share of one secret: of the own mask's seed if the client
-is in the sum, of the mask key if it dropped out. A new session has new keys and new masks, and is
+that all clients unmask the same sum (``espalier.secure_sum.confirmation``). All clients of a sum
+have the same settings, order and pushed tensors: otherwise a server could choose those of the
+others so that it knows what they contribute. A client gives the seed of its own mask, and for each
+other client a share of one secret: of the own mask's seed if that client is in the sum, of the mask
+key if it dropped out. A new session has new keys and new masks, and is
 refused after a sum of the round was unmasked, because the difference of two sums may be the tensors
 of one client. Secrets are deleted when the client has helped to unmask.
 Covers, with the public keys of the other sites (``peer-keys``): a server, or anybody else between,
 that replaces keys of a site by its own.
 Does not cover, without them: such a server; it can read everything. Clients that send wrong
-summands, which nobody sees. What the sum itself tells.
+summands, which nobody sees. What the sum itself tells, also of clients that all got a malicious
+order.
 """
 
 import json
@@ -95,7 +98,12 @@ def advertise(
                 )
             # Sites of the round's first list, against which later lists are compared.
             sites = kept["sites"] if kept else []
-            kept = {**_new_keys(site, header, session), "sites": sites}
+            kept = {
+                **_new_keys(site, header, session),
+                "sites": sites,
+                # Settings, order and pushed tensors, on which the summands rest.
+                "inputs": stored_reply(site, header, "reply")["asked"],
+            }
             state.save(header.server_round, DOCUMENT, kept)
     # Numbers that only the sum may contain.
     withheld = {name: 0 for name in WITHHELD if name in report}

@@ -30,8 +30,9 @@ class Party:
         self.kept = kept
         self.session = Session(header.lineage, header.server_round, kept["session"])
         self.order = validate(ShareOrder, kept["order"])
-        # Hash of the list of clients and keys; it is part of every message between clients.
-        self.list_sha256 = self.order.list_sha256
+        # It is part of every message between clients. A server that gives the other clients another
+        # order, so that it knows their summands, gets no sum.
+        self.list_sha256 = self.order.list_sha256(kept["inputs"])
         self.neighbourhood = self.order.neighbourhood
         # Computed here, and not sent by the server, which could choose the neighbours.
         graph = neighbours(self.order.keys(), self.neighbourhood.degree)

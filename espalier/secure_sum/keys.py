@@ -58,10 +58,10 @@ class Route:
     sender: int
     receiver: int
     list_sha256: str
-    """Hash of the list of keys that the client at either end was given.
+    """Hash of what the client at either end was given: the list of keys, and the round's order.
 
-    Two clients with different lists cannot read each other's shares. So a server cannot give one
-    client a shorter list, or a lower threshold, than the others.
+    Two clients with different hashes cannot read each other's shares. So a server cannot give one
+    client a shorter list, a lower threshold or other settings, adapters or masks than the others.
     """
 
 

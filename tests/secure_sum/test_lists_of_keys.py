@@ -38,8 +38,8 @@ def order(clients: list[int], threshold: int) -> ShareOrder:
     )
 
 
-def party(client: int, asked: ShareOrder) -> Party:
-    kept: dict[str, Any] = {"session": NUMBER, "order": asked.model_dump()}
+def party(client: int, asked: ShareOrder, inputs: str = "") -> Party:
+    kept: dict[str, Any] = {"session": NUMBER, "order": asked.model_dump(), "inputs": inputs}
     return Party(header(client), kept | {"secrets": SECRETS[client]})
 
 
@@ -77,3 +77,12 @@ def test_another_list_or_threshold_is_not_read(other: tuple[list[int], int]) -> 
     first = party(0, order(*other))
     assert not readable(first, everybody)
     assert not readable(everybody, first)
+
+
+def test_shares_of_a_client_with_another_order_are_not_read() -> None:
+    """With settings or adapters that it chose, the server would know the others' summands."""
+    everybody = order(list(range(8)), 6)
+    first = party(0, everybody, "a")
+    assert readable(first, party(1, everybody, "a"))
+    assert not readable(first, party(1, everybody, "b"))
+    assert not readable(party(1, everybody, "b"), first)

@@ -11,7 +11,7 @@ import torch
 
 from client_app.protocol.answer_once import stored_reply
 from client_app.protocol.calibration import answer_from_samples
-from client_app.protocol.decided_blocks import NextBlock, make_own_masks
+from client_app.protocol.decided_blocks import Decisions, NextBlock, make_own_masks
 from client_app.protocol.errors import kernel_errors
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation
 from client_app.protocol.local_baseline import stored_local_baseline
@@ -19,15 +19,21 @@ from client_app.protocol.push import pushed_parts
 from client_app.site import Site
 from espalier.hf.stream.block_stream import Activations, BlockStream
 from espalier.hf.stream.calibration import choose_in_dense_block, prune_by_block
-from espalier.hf.stream.edits import Edits, masked
+from espalier.hf.stream.edits import masked
 from espalier.hf.stream.input_statistics import watch_for
 from espalier.messages.blobs.mask_tensors import kept_shares, pack_masks, unpack_masks
 from espalier.messages.message import Header, MessageBody, validate
 from espalier.messages.tensor_blobs import unpack_tensors
-from espalier.methods.pruning.fedprllm import Decision, FedPrLLMSettings, decided_parts, votes_key
+from espalier.methods.pruning.fedprllm import (
+    VOTES,
+    Decision,
+    FedPrLLMSettings,
+    decided_parts,
+    votes_key,
+)
 from espalier.models.plan import block_key
 from espalier.progress import report_progress
-from espalier.storage.blobs import BlobStore
+from espalier.storage.blobs import BlobStore, sha256
 from pruning_kernels.selection.local_pruning import LocalPruning
 
 
@@ -38,10 +44,11 @@ def train(site: Site, request: MessageBody) -> MessageBody:
     pruning = _local_pruning(site)
     scaled = _continues_scaled(site)
 
-    def decided_edits(before: int) -> Edits:
-        # Block by block, only the block before is decided with this request.
-        voters = {before: request.fields.get("num_voters", [0])[0]}
-        return _edits(site, request.blobs.__getitem__, voters, scaled=scaled)
+    # Block by block, only the block before is decided with this request.
+    before = request.header.server_round - 2
+    voters = {before: request.fields["num_voters"][0]} if scaled and before >= 0 else {}
+    hashes = {key: sha256(blob) for key, blob in request.blobs.items()}
+    decided = _decisions(site, request.blobs.__getitem__, hashes, voters, scaled=scaled)
 
     def vote(stream: BlockStream, activations: Activations, index: int) -> Iterator[bytes]:
         report_progress(f"pruning block {index + 1} of {len(site.model.plan.blocks)}")
@@ -55,7 +62,7 @@ def train(site: Site, request: MessageBody) -> MessageBody:
     return NextBlock(
         site,
         request,
-        decided_edits,
+        decided,
         lambda number: _pushed(site, request.header, number, scaled=scaled),
     ).answer(vote)
 
@@ -95,22 +102,28 @@ def evaluate(site: Site, request: MessageBody) -> Evaluation:
     # Votes are stored only with weight scaling.
     scaled = site.settings.of(FedPrLLMSettings).weight_scaling
     return prepare_evaluation(
-        site, request, alone, lambda: _pushed(site, request.header, blocks, scaled=scaled)
+        site, request, alone, lambda: _pushed(site, request.header, blocks, scaled=scaled).edits
     )
 
 
-def _pushed(site: Site, header: Header, decided: int, *, scaled: bool) -> Edits:
-    """Return the edits of the first ``decided`` blocks, as the server pushed them."""
+def _pushed(site: Site, header: Header, decided: int, *, scaled: bool) -> Decisions:
+    """Return the decisions about the first ``decided`` blocks, as the server pushed them."""
     parts = decided_parts(site.model.plan, site.settings, decided)
     store, hashes, decisions = pushed_parts(site, header, len(parts))
     voters = [number for fields in decisions for number in validate(Decision, fields).num_voters]
-    return _edits(site, lambda key: store.get(hashes[key]), dict(enumerate(voters)), scaled=scaled)
+    by_block = dict(enumerate(voters))
+    return _decisions(site, lambda key: store.get(hashes[key]), hashes, by_block, scaled=scaled)
 
 
-def _edits(
-    site: Site, blob: Callable[[str], bytes], voters: Mapping[int, int], *, scaled: bool
-) -> Edits:
-    """Return the edits by the decisions in some blobs: masks and, if ``scaled``, votes."""
+def _decisions(
+    site: Site,
+    blob: Callable[[str], bytes],
+    hashes: Mapping[str, str],
+    voters: Mapping[int, int],
+    *,
+    scaled: bool,
+) -> Decisions:
+    """Return the decisions in some blobs: masks and, if ``scaled``, votes and their numbers."""
 
     def prune_masks(index: int) -> dict[str, torch.Tensor]:
         return unpack_masks(site.model.plan.blocks[index], blob(block_key(index)))
@@ -118,7 +131,11 @@ def _edits(
     def shares(index: int) -> dict[str, torch.Tensor]:
         return kept_shares(unpack_tensors(blob(votes_key(index))), voters[index])
 
-    return masked(prune_masks, shares if scaled else None)
+    # Votes may be there for the evaluation only.
+    used = {key: found for key, found in hashes.items() if scaled or not key.startswith(VOTES)}
+    if scaled:
+        used |= {f"voters-{index:04d}": str(number) for index, number in voters.items()}
+    return Decisions(masked(prune_masks, shares if scaled else None), used)
 
 
 def _stored_masks(site: Site, header: Header) -> tuple[BlobStore, list[str]]:

@@ -11,7 +11,12 @@ from torch import Tensor
 
 from client_app.protocol.answer_once import stored_reply
 from client_app.protocol.calibration import answer_from_samples
-from client_app.protocol.decided_blocks import NextBlock, make_own_masks
+from client_app.protocol.decided_blocks import (
+    Decisions,
+    NextBlock,
+    decisions_in,
+    make_own_masks,
+)
 from client_app.protocol.errors import kernel_errors
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation
 from client_app.protocol.local_baseline import stored_local_baseline
@@ -60,7 +65,7 @@ def train(site: Site, request: MessageBody) -> MessageBody:
     return NextBlock(
         site,
         request,
-        lambda _: _edits(site, request.blobs.__getitem__),
+        decisions_in(request, _edits(site, request.blobs.__getitem__)),
         lambda number: _pushed(site, request.header, number),
     ).answer(one_block)
 
@@ -83,7 +88,7 @@ def evaluate(site: Site, request: MessageBody) -> Evaluation:
     local_edits = _edits(site, lambda key: store.get(hashes[key]))
     blocks = len(site.model.plan.blocks)
     return prepare_evaluation(
-        site, request, local_edits, lambda: _pushed(site, request.header, blocks)
+        site, request, local_edits, lambda: _pushed(site, request.header, blocks).edits
     )
 
 
@@ -105,11 +110,11 @@ def _own_masks(site: Site, header: Header) -> tuple[BlobStore, dict[str, str]]:
     return store, dict(zip(keys, hashes, strict=True))
 
 
-def _pushed(site: Site, header: Header, decided: int) -> Edits:
-    """Return the edits of the first ``decided`` blocks, as the server pushed them."""
+def _pushed(site: Site, header: Header, decided: int) -> Decisions:
+    """Return the decisions about the first ``decided`` blocks, as the server pushed them."""
     parts = decided_parts(site.model.plan, site.settings, decided)
     store, hashes, _ = pushed_parts(site, header, len(parts))
-    return _edits(site, lambda key: store.get(hashes[key]))
+    return Decisions(_edits(site, lambda key: store.get(hashes[key])), hashes)
 
 
 def _edits(site: Site, blob: Callable[[str], bytes]) -> Edits:

@@ -107,11 +107,14 @@ class ShareOrder(SessionOrder):
         """Degree and threshold of the graph of neighbours."""
         return neighbourhood(len(self.clients), self.threshold)
 
-    @property
-    def list_sha256(self) -> str:
-        """Hash (SHA-256, hexadecimal) of the list and threshold, which all clients must share."""
+    def list_sha256(self, inputs_sha256: str) -> str:
+        """Return the SHA-256, hexadecimal, of what all clients of the sum must have in common.
+
+        It covers the list, the threshold, and what each client's tensors are made of, apart from
+        its own data.
+        """
         document = [self.threshold, self.clients, self.sites, self.mask_keys, self.share_keys]
-        return sha256(json.dumps(document).encode()).hexdigest()
+        return sha256(json.dumps([*document, inputs_sha256]).encode()).hexdigest()
 
     def keys(self) -> dict[int, str]:
         """Return both public keys of each client as one text."""

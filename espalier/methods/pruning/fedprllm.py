@@ -103,9 +103,13 @@ class Decision(Decided):
     """Number of clients that voted on each block of the part, in block order."""
 
 
+VOTES = "votes-"
+"""Beginning of ``votes_key``."""
+
+
 def votes_key(index: int) -> str:
     """Return the key of the blob with the votes per weight of a block; weight scaling needs it."""
-    return f"votes-{index:04d}"
+    return f"{VOTES}{index:04d}"
 
 
 def votes_dtype(num_clients: int) -> np.dtype:
