@@ -82,8 +82,8 @@ def client_items(
                 " 'iid' or 'quantity'"
             )
         source.partition.require_enough(corpus.labels)
-    # With duplicates left out, what one group contributes would depend on the others.
-    distinct = not (settings.privacy.on and group)
+    # With duplicates left out, what a record or group contributes would depend on the others.
+    distinct = not settings.privacy.on
     train, held_out = corpus.share(source.partition, client, distinct=distinct)
     if node.fewest_groups():
         require_groups(node, [set(train.label_numbers.tolist())], "give the site more data")

@@ -30,7 +30,7 @@ VARIABLE = "PRVAccountant"
 MOMENTS_ONLY = 64.0
 """Epsilon by Rényi moments above which the other bound, whose cost grows with it, is left out."""
 LESS_BY_BOTH = 0.8
-"""Fraction of the noise by Rényi moments at which the search with both bounds begins."""
+"""Factor on the noise by Rényi moments in each step of the search with both bounds."""
 FEWEST_NOISE = 1 / 64
 MAX_NOISE = 2.0**12
 """Range in which a noise multiplier is searched."""
@@ -105,8 +105,12 @@ def noise_multiplier(epsilon: float, delta: float, sampling_rate: float, steps: 
             f" sampling rate {sampling_rate:g} within it; raise epsilon or delta"
         )
     # The cheap bound gives the upper end of the search with both.
-    multiplier = _smallest(by_moments if cheap else by_both)
-    return _between(by_both, multiplier * LESS_BY_BOTH, multiplier)
+    high = _smallest(by_moments if cheap else by_both)
+    low = high * LESS_BY_BOTH
+    # Usually once at most; for small epsilons the bounds differ more.
+    while low > FEWEST_NOISE and by_both(low):
+        high, low = low, low * LESS_BY_BOTH
+    return _between(by_both, low, high)
 
 
 def _smallest(keeps: Callable[[float], bool]) -> float:

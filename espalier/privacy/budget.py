@@ -7,15 +7,17 @@ data begins, and a second entry when the answer is stored.
 Covers: draws of all private runs of a site compose, also over restarts and between runs at the same
 time. The same answer, sent again, draws once. If work failed before its answer was stored, nothing
 has left the site, so it is repeated with new noise and without another draw. If the stored answer
-is lost afterwards, it is not computed again, since it would have other noise. A damaged log is an
-error and never an empty budget.
+is lost afterwards, it is not computed again, since it would have other noise. A log that is
+damaged, emptied, cut off at its end or another site's is an error and never an empty budget; a file
+beside it has the hash of its last entry.
 
 Draws of answers with shared noise count as if the sum, which has all noise, were the answer. That
 rests on the honesty of other sites.
 
-Does not cover: an owner who deletes the log or names another ``state-dir``. Two nodes with the same
-data under different names or on two machines. Answers of runs that are not private: with
-``max-epsilon`` the site refuses those runs, without it they are not counted.
+Does not cover: an owner who deletes the log, puts back an older copy of both files, or names
+another ``state-dir``. Two nodes with the same data under different names or on two machines.
+Answers of runs that are not private: with ``max-epsilon`` the site refuses those runs, without it
+they are not counted.
 """
 
 import json
@@ -28,9 +30,10 @@ from typing import Any
 from espalier.errors import InputError
 from espalier.privacy.accounting import Draw, epsilon_of
 from espalier.settings.tables.noise_share import NoiseShare
+from espalier.storage.atomic import write_bytes
 from espalier.storage.client_state import private_folder
 from espalier.storage.directory_lock import in_turn
-from espalier.storage.hash_chain import HashChain, chain_check
+from espalier.storage.hash_chain import Checked, HashChain, chain_check
 
 FOLDER = "privacy"
 ORIGIN = "budget"
@@ -73,6 +76,15 @@ class Budget:
     def path(self) -> Path:
         """File of the log."""
         return self.root / FOLDER / f"{self.site}.jsonl"
+
+    @property
+    def _head(self) -> Path:
+        """File with the hash of the last entry, by which a log that was cut off is recognised."""
+        return self.path.with_suffix(".head")
+
+    @property
+    def _origin(self) -> dict[str, str]:
+        return {"lineage": ORIGIN, "site": self.site}
 
     def spent(self) -> Spent:
         """Read the log.
@@ -160,25 +172,50 @@ class Budget:
 
     def _append(self, entry: dict[str, Any]) -> None:
         time = datetime.now(UTC).isoformat(timespec="seconds")
-        origin = {"lineage": ORIGIN, "site": self.site}
         try:
-            HashChain(self.path, origin).append({**entry, "time": time})
+            head = HashChain(self.path, self._origin).append({**entry, "time": time})
+            # After the entry: a crash in between leaves a log with one entry more than noted.
+            write_bytes(self._head, f"{head}\n".encode(), 0o600)
         except OSError as error:
             raise InputError(
                 f"the privacy budget cannot be written ({error.strerror});"
                 " check the node's state-dir"
             ) from None
 
+    def _noted_head(self) -> str:
+        """Return the hash of the last entry as it was noted beside the log; empty if it was not."""
+        try:
+            return self._head.read_text(encoding="ascii").strip()
+        except FileNotFoundError:
+            return ""
+        except (OSError, UnicodeDecodeError) as error:
+            text = f"{self._head}: cannot be read ({error}); restore it from a backup"
+            raise InputError(
+                text, "the site's privacy budget cannot be read; its log says more"
+            ) from None
+
+    def _fault(self, checked: Checked, noted: str) -> str:
+        """Return what is wrong with a log that was verified; empty if nothing is."""
+        if checked.fault:
+            return checked.fault
+        if not checked.entries:
+            return "it has no entry; remove it if this site has never answered a private run"
+        if checked.origin != self._origin:
+            return f"it is that of the site {(checked.origin or {}).get('site')}"
+        if noted and noted not in checked.seen:
+            return f"entries at its end are missing: {self._head.name} has the hash of a later one"
+        return ""
+
     def _entries(self) -> Iterator[dict[str, Any]]:
         """Yield the entries of the log, after it was verified."""
         if not self.path.exists():
             return
         # Verified as a whole before a single entry is believed.
-        checked = chain_check(self.path)
-        if checked.fault:
+        checked = chain_check(self.path, [noted] if (noted := self._noted_head()) else [])
+        if fault := self._fault(checked, noted):
             text = (
-                f"{self.path}: the log of the privacy budget is damaged ({checked.fault}); restore"
-                " it from a backup"
+                f"{self.path}: the log of the privacy budget is damaged ({fault}); restore it from"
+                " a backup"
             )
             raise InputError(text, "the site's privacy budget cannot be read; its log says more")
         for line in self.path.read_bytes().splitlines():

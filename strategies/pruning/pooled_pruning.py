@@ -22,6 +22,7 @@ from espalier.methods.pruning.pooled_pruning import (
     PooledPruningSettings,
     decided_parts,
     fraction_bits,
+    max_count,
     shared_inputs,
     squares_name,
 )
@@ -134,7 +135,11 @@ class PooledPruning(Masking):
         limits.tell(self.rounds, "sums")
 
     def fold_sums(self, server_round: int, sums: Sums, clients: list[int]) -> None:
-        """Decide the masks on the clients' sums; they are those of ``fold``, bit for bit."""
+        """Decide the masks on the clients' sums; they are those of ``fold``, bit for bit.
+
+        No single reply was seen. So what no honest clients can send is limited here.
+        """
+        most = max_count(self.run.settings) * len(clients)
         blocks = self.blocks_of_round(server_round)
         self.run.progress.begin("pruning", len(blocks))
         for index in blocks:
@@ -144,7 +149,8 @@ class PooledPruning(Masking):
                 name: self._numbers(from_wide(sums.tensor(key, squares_name(name))))
                 for name in sorted(set(shared_inputs(block).values()))
             }
-            self._decide(block, squares, int(sums.tensor(key, COUNT)[0]))
+            counted = min(max(int(sums.tensor(key, COUNT)[0]), 1), most)
+            self._decide(block, squares, counted)
 
     def _decide(self, block: BlockPlan, sums: dict[str, Tensor], count: int) -> None:
         self.result.keep_sums(sums, count)
@@ -199,8 +205,8 @@ class PooledPruning(Masking):
     def _numbers(self, total: FixedPoint) -> Tensor:
         """Return a sum of all clients, (channels,), float64."""
         numbers = from_words(total, fraction_bits(self.run.settings))
-        # Noise can make a sum of squares negative; this looks at nothing but noisy numbers.
-        return numbers.clamp(min=0) if self.run.settings.privacy.on else numbers
+        # Noise can make a sum of squares negative, and so can a client that lies in a secure sum.
+        return numbers.clamp(min=0)
 
     def _compares(self, num_clients: int) -> bool:
         """Return whether clients are compared with each other."""

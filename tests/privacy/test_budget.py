@@ -95,17 +95,25 @@ def test_other_noise_for_the_same_answer_is_refused(tmp_path: Path) -> None:
         budget(tmp_path).draw("run-1", 1, Draw(1.0, 1.0, 1))
 
 
-@pytest.mark.parametrize("harm", ["changed", "removed"])
+@pytest.mark.parametrize("harm", ["changed", "removed", "cut off", "emptied", "another site's"])
 def test_a_damaged_log_is_no_empty_budget(tmp_path: Path, harm: str) -> None:
     for place in (1, 2, 3):
         budget(tmp_path).draw("run-1", place, DRAW)
     path = budget(tmp_path).path
-    lines = path.read_text().splitlines()
+    lines = path.read_text().splitlines(keepends=True)
     if harm == "changed":
-        lines[1] = json.dumps(json.loads(lines[1]) | {"noise_multiplier": 500.0})
-    else:
+        lines[1] = json.dumps(json.loads(lines[1]) | {"noise_multiplier": 500.0}) + "\n"
+    elif harm == "removed":
         del lines[1]
-    path.write_text("\n".join(lines) + "\n")
+    elif harm == "cut off":
+        del lines[2]
+    elif harm == "emptied":
+        lines.clear()
+    else:
+        other = Budget(tmp_path, "site-b", 1.0, DELTA)
+        other.draw("run-1", 1, DRAW)
+        lines = other.path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines))
     for read in (spent, lambda root: budget(root).draw("run-2", 1, DRAW)):
         with pytest.raises(EspalierError, match="privacy budget is damaged"):
             read(tmp_path)
@@ -118,6 +126,16 @@ def test_a_torn_entry_was_no_draw(tmp_path: Path) -> None:
         file.write('{"before":"0cc6')
     assert spent(tmp_path) == ONE
     budget(tmp_path).draw("run-1", 2, DRAW)
+    assert spent(tmp_path) == TWO
+
+
+def test_a_log_with_an_entry_more_than_noted_is_whole(tmp_path: Path) -> None:
+    """A process may end between its entry and the note of its hash."""
+    budget(tmp_path).draw("run-1", 1, DRAW)
+    note = budget(tmp_path).path.with_suffix(".head")
+    before = note.read_text()
+    budget(tmp_path).draw("run-1", 2, DRAW)
+    note.write_text(before)
     assert spent(tmp_path) == TWO
 
 

@@ -160,6 +160,12 @@ def push_contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Co
     return push_of_blocks(request, plan_of, run, Decided, decided_specs)
 
 
+def max_count(run: RunSettings) -> int:
+    """Return the maximum count of one client: tokens, or 1 if clients count equally."""
+    counts_tokens = run.of(PooledPruningSettings).weighting == "tokens" and not run.privacy.on
+    return MAX_SAMPLES * run.data.sequence_length if counts_tokens else 1
+
+
 def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part.
 
@@ -172,8 +178,6 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     if settings.strategy == "iterative" and server_round > 1:
         request_blobs = decided_specs(plan.blocks[server_round - 2], run)
     private = run.privacy.on
-    counts_tokens = settings.weighting == "tokens" and not private
-    max_count = MAX_SAMPLES * run.data.sequence_length if counts_tokens else 1
     reply = Reply(
         specs={
             block_key(index): sum_specs(plan.blocks[index])
@@ -182,7 +186,7 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
         observer=PRIVATE_OBSERVER if private else OBSERVER,
         more="The sums of further blocks, as in train.",
         request_blobs=request_blobs,
-        check_values=partial(require_possible, max_count=max_count, signed=private),
+        check_values=partial(require_possible, max_count=max_count(run), signed=private),
     )
     return reply.contract(request, run)
 

@@ -145,6 +145,11 @@ def _to_imatrix(source: Source, target: Path) -> None:
             folder / file.name,
             [words],
         )
+    if source.run.summary.get("privacy"):
+        print(
+            "note         the sums have the noise of differential privacy: channels that it made"
+            " negative count as 0, and each client counts once"
+        )
     print(
         f"exported     {file} (architecture {name})\n"
         f"use it       llama-quantize --imatrix {file} DIR/model.gguf DIR/small.gguf Q4_K_M"

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +85,31 @@ def test_conversations_of_a_group_are_one_unit(tmp_path: Path) -> None:
     assert 8 <= len(units) <= 12
     assert all(len(unit) == 3 for unit in units)
     assert sorted(number for unit in units for number in unit) == list(range(len(sequences)))
+
+
+def test_one_record_more_leaves_the_sequences_of_the_others(tmp_path: Path) -> None:
+    """A record that equals another one up to white space does not replace it."""
+    shared = home(tmp_path)
+    task = {
+        "model": str(shared.model), "method": "fedpetuning", "task.name": "completion",
+        "data.prompt": "{question}\n", "task.max-tokens": 40, "evaluation.local-baseline": False,
+    }  # fmt: skip
+    run = parse(PRIVATE_TUNING | task | {"data.source": "auto"})
+    records = [{"question": f"oak {number}  river", "reply": "pine"} for number in range(20)]
+    more = [{"question": "oak 3 river", "reply": "pine"}, *records, records[5]]
+    found = []
+    for place, rows in enumerate((records, more)):
+        write(tmp_path / f"{place}.jsonl", rows)
+        node = parse_node(
+            {
+                "site": "a", "data-path": str(tmp_path / f"{place}.jsonl"),
+                "data-task": "completion", "data-columns": "question=question,answer=reply",
+                "state-dir": str(tmp_path / "state"), "min-tokens": 1,
+            }
+        )  # fmt: skip
+        sequences, units = private_sequences(run, node, open_model(str(shared.model)), 0)
+        tokens = [tuple(sequences.parts[0][number].token_ids) for (number,) in units]
+        found.append(Counter(tokens))
+    without, with_more = found
+    assert without <= with_more
+    assert with_more.total() - without.total() == 2

@@ -12,11 +12,17 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from flwr.app import Message
 
+from espalier.hf.opening.opened_model import open_model
 from espalier.messages.message import Header
-from espalier.messages.records import read
+from espalier.messages.records import read, write
+from espalier.messages.sums.secure_sum import summand_specs
+from espalier.messages.sums.summands import clear_padding
+from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
+from espalier.settings.run import parse
 from strategies.base.rounds import RunFailed
 from tests.bench import Bench, Home, model_files, results, summary
 from tests.in_process import Tamper
@@ -124,6 +130,35 @@ class SecureSumPromises(SecureFederations):
                  for name in ("seeds_of", "keys_of")}  # fmt: skip
         assert not asked["seeds_of"] & asked["keys_of"]
         assert (2 in asked["keys_of"]) == (step == "masked")
+
+    @pytest.mark.parametrize("high", [0, 1 << 62, 1 << 63])
+    def test_wrong_summands_of_one_client_do_not_end_the_run(
+        self, secure: Bench, high: int
+    ) -> None:
+        """Nobody sees single summands. ``high`` is added to random words (0) or to its own."""
+        grid = secure.grid()
+        plan, run = open_model(str(secure.model)).plan, parse(secure.config())
+        random = np.random.default_rng(0)
+
+        def lie(request: Message, reply: Message) -> Message:
+            body = read(reply.content)
+            if body.header.kind != "masked" or body.header.status == "failed":
+                return reply
+            specs = summand_specs(body.header.server_round, plan, run)
+            for key, blob in body.blobs.items():
+                tensors = {name: words.copy() for name, words in unpack_tensors(blob).items()}
+                for name, words in tensors.items():
+                    words += (
+                        np.uint64(high)
+                        if high
+                        else random.integers(1 << 63, size=words.shape, dtype=np.uint64)
+                    )
+                    clear_padding(words, specs[key][name])
+                body.blobs[key] = pack_tensors(tensors)
+            return Message(write(body), reply_to=request)
+
+        grid.tamper[2] = lie
+        assert summary(secure.run(grid))["status"] == "completed"
 
     @pytest.mark.parametrize("step", STEPS)
     def test_below_the_threshold_nothing_is_unmasked(self, secure: Bench, step: str) -> None:
