@@ -211,7 +211,7 @@ def _work(run: Run, tests: PublicTests, summary: Summary) -> None:
     federation = Federation(
         method,
         (lambda clients: outcome.intermediate_metrics(method.result, clients))
-        if outcome.MEASURED_BETWEEN_ROUNDS
+        if row.measured_by_round
         else None,
         (lambda _: None)
         if run.simulation

@@ -14,7 +14,7 @@ from espalier.hf.opening.base_check import (
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.tokenizer.rules import require_known_tokenizer
 from espalier.settings.libraries import require_libraries
-from espalier.settings.registry import METHODS, part
+from espalier.settings.registry import METHODS
 from espalier.settings.run import RunSettings
 from espalier.settings.tables.task import TEXT
 from server_app.public_tests import PublicTests
@@ -55,10 +55,7 @@ def require_fit(
     fleet_of_run(settings, simulation=simulation)
     if settings.tunes and settings.task.name != TEXT and settings.task.packing:
         _require_packing(model)
-    if (
-        settings.evaluation.every
-        and not part(METHODS[settings.method].outcome).MEASURED_BETWEEN_ROUNDS
-    ):
+    if settings.evaluation.every and not METHODS[settings.method].measured_by_round:
         raise InputError(
             f"evaluation.every = {settings.evaluation.every}: {settings.method} is evaluated"
             " only at the end; set it to 0"

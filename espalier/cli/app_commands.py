@@ -130,12 +130,17 @@ def _add_report(commands: Commands) -> None:
         action="store_true",
         help="measure memory and tokens per second of the base model and the result first",
     )
+    parser.add_argument(
+        "--base",
+        metavar="MODEL",
+        help="base model to measure, if it is no longer where the run found it",
+    )
     parser.set_defaults(execute=_report)
 
 
 def _report(args: argparse.Namespace) -> int:
     take_interrupts()
-    return calls("espalier.results.report.command", "directories", "out", "measure")(args)
+    return calls("espalier.results.report.command", "directories", "out", "measure", "base")(args)
 
 
 def _show_tasks(args: argparse.Namespace) -> int:

@@ -31,6 +31,11 @@ def add_export(commands: Commands) -> None:
         "--client", default="", metavar="NAME", help="export a client's own model, by its name"
     )
     parser.add_argument(
+        "--base",
+        metavar="MODEL",
+        help="base model of an adapter, if it is no longer where the run found it",
+    )
+    parser.add_argument(
         "--dtype",
         default="",
         choices=DTYPES,
@@ -47,6 +52,7 @@ def add_export(commands: Commands) -> None:
         help="licence for the card; default: that of the base model's card",
     )
     options = (
-        "source", "to", "out", "adapter", "client", "dtype", "repository", "private", "license"
+        "source", "to", "out", "adapter", "client", "base", "dtype", "repository", "private",
+        "license",
     )  # fmt: skip
     parser.set_defaults(execute=calls("espalier.results.export.command", *options))

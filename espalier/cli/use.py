@@ -17,9 +17,13 @@ def add_use(commands: Commands) -> None:
     _add_chat(commands)
 
 
-def _add_model(parser: argparse.ArgumentParser) -> None:
+def _add_model(
+    parser: argparse.ArgumentParser,
+    metavar: str = "RUN",
+    described: str = "run directory, as printed by the run",
+) -> None:
     """Add the options that say which model is used, and where it works."""
-    parser.add_argument("run", metavar="RUN", help="run directory, as printed by the run")
+    parser.add_argument("run", metavar=metavar, help=described)
     parser.add_argument(
         "--base",
         metavar="MODEL",
@@ -99,7 +103,7 @@ def _add_chat(commands: Commands) -> None:
         help="talk to the result of a run in the terminal",
         epilog="In the chat, /clear forgets the conversation and /quit or Ctrl-D ends it.",
     )
-    _add_model(parser)
+    _add_model(parser, "RUN | MODEL", "run directory, or directory of a model")
     parser.add_argument(
         "--client", metavar="CLIENT", help="own model of this client, by number or name"
     )

@@ -1,24 +1,31 @@
 """Chain of models from which a result was made, down to a model that no run made.
 
 A run may tune what another run pruned. Each link of the chain is a base model, with the run that
-made it. The chain is in ``summary.json`` under ``base``, the direct base first.
+made it. The chain is in ``summary.json`` under ``base``, the direct base first. An export has it in
+``espalier.json``, without local paths, so that a run on the export continues the chain.
 """
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from espalier.environment.bounded_json import read_json_object
+from espalier.environment.json_form import Form, require_form
 from espalier.errors import EspalierError
 from espalier.hf.opening.model_files import commit_of, loadable_name, public_name
 from espalier.hf.opening.opened_model import OpenedModel
+from espalier.storage.atomic import write_json
 
 KEY = "base"
 """Key of ``summary.json`` with the chain."""
 RUN_FILES = ("summary.json", "settings.toml")
 """Files by which a run directory is recognised."""
+
+
+EXPORT_FILE = "espalier.json"
+"""File of an exported model: the hash of the model, the run that made it, and the chain."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,10 @@ class Base:
     path: str
     """Name for ``from_pretrained``: ``owner/name`` on the hub, otherwise an absolute path."""
     run: str | None = None
-    """Absolute path of the directory of the run that made it; None if no run did."""
+    """Absolute path of the directory of the run that made it; None if no run did.
+
+    Only its name if the model was exported.
+    """
     method: str | None = None
     """Method of that run."""
 
@@ -59,6 +69,8 @@ def chain_of(model: OpenedModel) -> list[Base]:
     directory = model.directory
     run = run_of(directory)
     summary = _summary(run)
+    if run is None and (exported := _exported(model)):
+        return exported
     own = Base(
         public_name(directory, model.config),
         commit_of(directory),
@@ -68,6 +80,62 @@ def chain_of(model: OpenedModel) -> list[Base]:
         summary.get("method"),
     )
     return [own, *read_chain(summary.get(KEY) or ())]
+
+
+def write_chain(directory: Path, model_sha256: str, run: str, made: Mapping[str, Any]) -> None:
+    """Write the chain of a result beside its export.
+
+    Parameters
+    ----------
+    directory : directory of the export
+    model_sha256 : hash of the exported model
+    run : name of the run that made it
+    made : contents of the run's ``summary.json``
+    """
+    links = [_without_paths(link).to_json() for link in read_chain(made.get(KEY) or ())]
+    document = {"sha256": model_sha256, "run": run, "method": made.get("method"), KEY: links}
+    write_json(directory / EXPORT_FILE, document)
+
+
+def _without_paths(link: Base) -> Base:
+    run = None if link.run is None else Path(link.run).name
+    return replace(link, path=link.model, run=run)
+
+
+def _exported(model: OpenedModel) -> list[Base]:
+    """Return the chain of an exported model; empty without one, or if the model was changed."""
+    file = model.directory / EXPORT_FILE
+    if not file.is_file():
+        return []
+    document = read_json_object(file)
+    require_form(_Export, document, str(file), "restore it, or remove it to begin a new chain")
+    if document["sha256"] != model.sha256:
+        return []
+    own = Base(
+        public_name(model.directory, model.config),
+        commit_of(model.directory),
+        model.sha256,
+        loadable_name(model.directory, model.config),
+        document["run"],
+        document["method"],
+    )
+    return [own, *read_chain(document[KEY])]
+
+
+class _Link(Form):
+    model: str
+    revision: str | None
+    sha256: str
+    path: str
+    run: str | None = None
+    method: str | None = None
+
+
+class _Export(Form):
+    sha256: str
+    run: str
+    method: str
+    base: list[_Link]
 
 
 def _summary(run: Path | None) -> Mapping[str, Any]:

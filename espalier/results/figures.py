@@ -1,7 +1,7 @@
 """Quality, size and cost of a run, as ``summary.json`` has them."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from espalier.amounts import figure, size
@@ -131,6 +131,16 @@ def main_quality(run: FinishedRun) -> Quality | None:
 def evaluated(run: FinishedRun) -> list[Quality]:
     """Return the measures that have a value of the result."""
     return [one for one in qualities(run) if one.values.get(FEDERATED) is not None]
+
+
+def evaluated_of_client(run: FinishedRun, name: str) -> list[Quality]:
+    """Return the measures of a client's own model, with its value in place of the mean."""
+    (own,) = [entry["metrics"] for entry in run.summary["clients"] if entry["site"] == name] or [{}]
+    return [
+        replace(one, values={**one.values, FEDERATED: value}, of_clients=())
+        for one in qualities(run)
+        if (value := own.get(f"{one.metric}/{one.dataset}/{FEDERATED}")) is not None
+    ]
 
 
 def size_of(run: FinishedRun, column: str) -> Size:

@@ -104,18 +104,18 @@ class Result:
 
         return load_source_tokenizer(self._source(client, base))
 
-    def report(self, *, measure: bool = False) -> Path:
+    def report(self, *, measure: bool = False, base: str | None = None) -> Path:
         """Write ``report.html`` into the run directory and return its path.
 
         With ``measure`` memory and tokens per second of the base model and the results are measured
-        first, as ``espalier report --measure`` does.
+        first, as ``espalier report --measure`` does; ``base`` is as for ``model``.
         """
         from espalier.results.report.page import FILE, write_report
 
         if measure:
             from espalier.results import speed
 
-            speed.measure(self.run)
+            speed.measure(self.run, base=base)
         path = self.path / FILE
         write_report(self.run, path)
         return path

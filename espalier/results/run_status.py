@@ -9,12 +9,9 @@ Does not cover: a directory on a network file system without locks between machi
 another machine.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from espalier.amounts import count, duration
-from espalier.errors import InputError
 from espalier.identity.names import printable
 from espalier.results.finished_run import read_summary
 from espalier.storage.directory_lock import holder_of
@@ -33,8 +30,6 @@ HOW_TO_TELL = (
     " interrupted"
 )
 """Reason in ``summary.json`` for the status ``running``."""
-READ_KEYS = {"status", "reason", "finished", "num_clients", "seconds"}
-"""Keys of ``summary.json`` that a status needs."""
 
 
 def is_run(folder: Path) -> bool:
@@ -50,7 +45,7 @@ def run_status(folder: Path) -> tuple[str, str]:
     # A run that has just begun, or was killed early, has no summary.
     if not (folder / SUMMARY).exists() and (folder / RECORD).is_file():
         return _at_work_or_interrupted(folder)
-    document = _summary(folder)
+    document = read_summary(folder / SUMMARY)
     status = str(document["status"])
     if status == RUNNING:
         return _at_work_or_interrupted(folder)
@@ -65,11 +60,3 @@ def _at_work_or_interrupted(folder: Path) -> tuple[str, str]:
     if holder := holder_of(folder):
         return RUNNING, holder
     return INTERRUPTED, f"its server ended; continue with resume-from={folder}"
-
-
-def _summary(folder: Path) -> Mapping[str, Any]:
-    path = folder / SUMMARY
-    document = read_summary(path)
-    if not document.keys() >= READ_KEYS:
-        raise InputError(f"{path}: is not the summary of a run; restore it from a backup")
-    return document

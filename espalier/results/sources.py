@@ -12,7 +12,8 @@ from espalier.errors import EspalierError, InputError, tell
 from espalier.hf.opening.opened_model import OpenedModel, open_model, opened_in
 from espalier.results.base_chain import Base, read_chain
 from espalier.results.finished_run import FinishedRun, open_run
-from espalier.results.model_chain import runs_behind
+from espalier.results.model_chain import begins_with_known_run, moved_base, runs_behind
+from espalier.results.run_status import COMPLETED, run_status
 
 if TYPE_CHECKING:
     from espalier.hf.export.peft_files import Adapted
@@ -83,7 +84,14 @@ class Source:
         return dense if self.adapter is None else edits_of(self.adapted)
 
 
-def open_source(path: str, *, adapter: bool, client: str) -> Source:
+def model_directory(path: str) -> Source | None:
+    """Return the model in a directory that is not a run directory; None if it is another one."""
+    folder = at_home(path).absolute()
+    is_model = (folder / "config.json").is_file() and not (folder / "summary.json").is_file()
+    return Source(RESULT, folder) if is_model else None
+
+
+def open_source(path: str, *, adapter: bool, client: str, base: str | None = None) -> Source:
     """Open the result of a run, or a model directory.
 
     Parameters
@@ -91,6 +99,7 @@ def open_source(path: str, *, adapter: bool, client: str) -> Source:
     path : run directory, or model directory
     adapter : take the adapter of a run that also has a merged model
     client : name of a client whose own model is taken; empty for the federated result
+    base : name of the base model of an adapter; None takes the one of the run's settings
 
     Raises
     ------
@@ -98,24 +107,30 @@ def open_source(path: str, *, adapter: bool, client: str) -> Source:
         The directory is neither, the run did not complete, or it has no such result; or its base
         model has changed.
     """
-    folder = at_home(path).absolute()
-    if not (folder / "summary.json").is_file() and (folder / "config.json").is_file():
-        if adapter or client:
-            raise InputError(f"{path}: is a model directory; --adapter and --client need a run")
-        return Source(RESULT, folder)
+    if (model := model_directory(path)) is not None:
+        if adapter or client or base:
+            raise InputError(
+                f"{path}: is a model directory; --adapter, --client and --base need a run"
+            )
+        return model
     run = open_run(path)
-    if (status := run.summary.get("status")) != "completed":
+    status, reason = run_status(run.path)
+    if status != COMPLETED:
+        told = f" ({reason})" if reason else ""
         raise InputError(
-            f"{path}: the run is {status}; only results of completed runs are exported"
+            f"{path}: the run is {status}{told}; only results of completed runs are exported"
         )
     if client:
         return client_of(run, client)
     if run.model is not None and not adapter:
+        if base:
+            raise InputError(f"--base {base}: the result of {path} is a whole model; leave it out")
         return result_of(run)
     # The base may have left the hub's cache since the run.
-    if run.adapter is not None and is_on_hub(name := str(run.setting("model"))):
+    name = base if base is not None else str(run.setting("model"))
+    if run.adapter is not None and is_on_hub(name):
         download_model(name)
-    return adapter_of(run, same=True) if adapter else result_of(run, same=True)
+    return adapter_of(run, base, same=True) if adapter else result_of(run, base, same=True)
 
 
 def result_of(run: FinishedRun, base: str | None = None, *, same: bool = False) -> Source:
@@ -214,6 +229,12 @@ def bases_of(run: FinishedRun, base: str | None = None) -> list[Source]:
     """
     own = base_model_of(run, base)
     first = runs_behind(run)[0]
+    if not begins_with_known_run(first):
+        tell(
+            "without the original model: the directory of the run that made the base model of"
+            f" {first.name} is not where it was, nor beside it"
+        )
+        return [own]
     if first.path == run.path:
         return [own]
     try:
@@ -227,15 +248,17 @@ def bases_of(run: FinishedRun, base: str | None = None) -> list[Source]:
 def base_of(run: FinishedRun, base: str | None = None, *, same: bool = False) -> OpenedModel:
     """Return the opened base model of a run; parameters and errors as for ``result_of``."""
     name = base if base is not None else str(run.setting("model"))
+    expected = run.summary.get("model_sha256")
     try:
         model = open_model(name)
     except EspalierError as error:
-        hint = ""
-        if base is None:
-            # Commands that need the same base have no option for a copy of it.
-            hint = "; put it back" if same else "; --base (in Python: base=) names a copy of it"
-        raise InputError(f"{run.path}: its base model cannot be opened: {error}{hint}") from None
-    expected = run.summary.get("model_sha256")
+        moved = moved_base(run) if base is None and expected else None
+        if moved is None:
+            hint = "; --base (in Python: base=) names a copy of it" if base is None else ""
+            raise InputError(
+                f"{run.path}: its base model cannot be opened: {error}{hint}"
+            ) from None
+        model, same = open_model(str(moved)), True
     if (same or (base is not None and expected)) and model.sha256 != expected:
         raise InputError(
             f"{model.directory}: does not have the hash that {run.name} recorded for its base model"

@@ -26,7 +26,7 @@ PROCESS = "espalier.results.measured_model"
 CONDITIONS = {"prompt_tokens": 128, "new_tokens": 32, "repetitions": 3, "batch_size": 1}
 
 
-def measure(run: FinishedRun, max_clients: int | None = None) -> None:
+def measure(run: FinishedRun, max_clients: int | None = None, base: str | None = None) -> None:
     """Measure the base model and the results of a run, and store the figures.
 
     Raises InputError if the run has no result, its base model is not on this machine or is another
@@ -35,8 +35,9 @@ def measure(run: FinishedRun, max_clients: int | None = None) -> None:
     Parameters
     ----------
     max_clients : number of clients whose own models are measured; None for all
+    base : name of the base model; None takes the one of the run's settings
     """
-    sources = _sources_of(run, max_clients)
+    sources = _sources_of(run, max_clients, base)
     threads = int(run.summary["threads"])
     models = []
     print(f"measuring    memory and speed of {', '.join(sources)}", flush=True)
@@ -47,15 +48,18 @@ def measure(run: FinishedRun, max_clients: int | None = None) -> None:
         figures = measured_apart(paths, CONDITIONS, threads)
         models.append({"name": name, **figures})
         print(f"measured     {name}: {_in_words(figures)}", flush=True)
+    load = round(os.getloadavg()[0], 1)
     document = {
         **CONDITIONS,
         "threads": threads,
         "machine": platform.processor() or platform.machine(),
-        "load": round(os.getloadavg()[0], 1),
+        "load": load,
         "cpus": os.cpu_count(),
         "models": models,
     }
     write_json(run.path / FILE, document)
+    if load > (os.cpu_count() or 1):
+        print(f"measured     the machine was busy (load {load}), so speeds may be far off")
 
 
 def _in_words(figures: Mapping[str, Any]) -> str:
@@ -90,12 +94,12 @@ def measured_rows(run: FinishedRun) -> Mapping[str, Any]:
     return {**document, "conditions": conditions}
 
 
-def _sources_of(run: FinishedRun, max_clients: int | None) -> dict[str, Source]:
+def _sources_of(run: FinishedRun, max_clients: int | None, base: str | None) -> dict[str, Source]:
     """Return the base model and the results, by their names in the file."""
     results = {name: client_of(run, name) for name in list(run.client_models)[:max_clients]}
     if not results:
-        results["federated"] = result_of(run, same=True)
-    return {"dense": base_model_of(run, same=True), **results}
+        results["federated"] = result_of(run, base, same=True)
+    return {"dense": base_model_of(run, base, same=True), **results}
 
 
 def measured_apart(

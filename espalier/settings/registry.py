@@ -67,6 +67,11 @@ class Row:
 
     Clients of other methods read calibration samples.
     """
+    measured_by_round: bool = False
+    """True if results of single rounds can be measured (``evaluation.every``).
+
+    The outcome then has ``intermediate_metrics``.
+    """
     summands: Callable[..., Any] | None = None
     """Function of round, plan and settings that returns the specs of a reply's summands.
 

@@ -32,8 +32,6 @@ Adapters = AdapterResult | SubModelResult
 class AdapterOutcome(Outcome[Adapters]):
     """Adapters, their losses on texts, and their scores on the task's items."""
 
-    MEASURED_BETWEEN_ROUNDS = True
-
     def intermediate_metrics(self, result: Adapters, clients: Sequence[int]) -> dict[str, Any]:
         """Return the perplexities or scores of the global adapters.
 

@@ -29,8 +29,6 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
     The models stay at the devices.
     """
 
-    MEASURED_BETWEEN_ROUNDS = True
-
     def intermediate_metrics(self, result: RefinedResult, clients: Sequence[int]) -> dict[str, Any]:
         """Return metrics of the devices' smaller models, by name and device.
 

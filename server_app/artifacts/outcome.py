@@ -48,9 +48,6 @@ class Outcome(ABC, Generic[R]):
         self.faults: list[str] = []
         """Sentences about values of result or base that are not finite; the run then fails."""
 
-    MEASURED_BETWEEN_ROUNDS = False
-    """True if ``intermediate_metrics`` is implemented."""
-
     def intermediate_metrics(self, result: R, clients: Sequence[int]) -> dict[str, Any]:
         """Return metrics of an intermediate result between rounds, as JSON values.
 

@@ -322,4 +322,5 @@ METHOD = Row(
     outcome="server_app.artifacts.adapters:SubModelOutcome",
     baseline="strategies.baselines:tuned",
     tunes=True,
+    measured_by_round=True,
 )

@@ -466,4 +466,5 @@ METHOD = Row(
     work="server_app.estimate.work.tuning:Spined",
     outcome="server_app.artifacts.fedspine:RefinedOutcome",
     tunes=True,
+    measured_by_round=True,
 )

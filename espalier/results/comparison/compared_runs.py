@@ -9,6 +9,7 @@ from typing import Any
 
 from espalier.errors import EspalierError, InputError
 from espalier.identity.names import printable
+from espalier.results.base_chain import KEY, Base, read_chain
 from espalier.results.figures import (
     DENSE,
     FEDERATED,
@@ -19,7 +20,7 @@ from espalier.results.figures import (
     size_of,
 )
 from espalier.results.finished_run import FinishedRun, open_run
-from espalier.results.model_chain import runs_behind
+from espalier.results.model_chain import begins_with_known_run, runs_behind
 from espalier.results.run_status import (
     COMPLETED,
     FAILED,
@@ -63,13 +64,26 @@ class Entry:
 
     @property
     def base(self) -> str:
-        """Hash of the model from which the first run of the chain started."""
-        return str(self.chain[0].summary.get("model_sha256"))
+        """Hash of the model with which the chain began."""
+        return self._first.sha256
 
     @property
     def base_name(self) -> str:
         """Name of that model."""
-        return str(self.chain[0].summary.get("model") or self.base[:HASH])
+        return self._first.model or self.base[:HASH]
+
+    @property
+    def _first(self) -> Base:
+        """Model with which the chain began, also if the run that used it is gone."""
+        summary = self.chain[0].summary
+        links = read_chain(summary.get(KEY) or ())
+        sha256 = str(summary.get("model_sha256"))
+        return links[-1] if links else Base(str(summary.get("model") or ""), None, sha256, "")
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all runs of the chain are there."""
+        return begins_with_known_run(self.chain[0])
 
     @cached_property
     def qualities(self) -> dict[tuple[str, str], Quality]:
@@ -88,11 +102,13 @@ class Entry:
 
     @property
     def original(self) -> Size:
-        """Size of the model from which the first run of the chain started."""
-        return size_of(self.chain[0], DENSE)
+        """Size of the model with which the chain began; unknown if its run is gone."""
+        return size_of(self.chain[0], DENSE) if self.is_whole else Size()
 
     def total(self, key: str) -> float | None:
-        """Return the sum of a number of the summaries over the chain; None if one lacks it."""
+        """Return the sum of a number of the summaries over the chain; None if one is missing."""
+        if not self.is_whole:
+            return None
         values = [run.summary.get(key) for run in self.chain]
         known = [value for value in values if value is not None]
         return sum(known) if len(known) == len(values) else None
@@ -176,7 +192,8 @@ class Comparison:
         """Return the value of the original model, if a run started from it and evaluated it."""
         for index, entry in enumerate(self.entries):
             # In a longer chain, the dense model of a run is the result of the run before.
-            if len(entry.chain) == 1 and (index, quality.key) in self.values:
+            is_first = len(entry.chain) == 1 and entry.is_whole
+            if is_first and (index, quality.key) in self.values:
                 return entry.qualities[quality.key].values.get(DENSE)
         return None
 
@@ -310,7 +327,10 @@ def _why_not(
         return f"other evaluation texts: {'; '.join(missing)}"
     titles = ", ".join(one.title for one in entry.qualities.values())
     others = ", ".join(one.title for one in first.qualities.values())
-    return f"other evaluation texts: {titles}, where {first.label} has {others}"
+    return (
+        f"other evaluation texts: {titles}, where {first.label} has {others}; repeat one run with"
+        " the other's evaluation.texts or task.test-path"
+    )
 
 
 def _other_samples(one: Entry, quality: Quality, other: Entry, same: Quality) -> str:

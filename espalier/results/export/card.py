@@ -7,14 +7,21 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from espalier.data.tasks.catalogue import TASKS
 from espalier.environment.paths import is_dataset_name
 from espalier.hf.export.loading_code import how_to_load
 from espalier.hf.families import has_own_code
 from espalier.hf.opening.model_files import public_name
 from espalier.results.base_chain import in_words, printable
-from espalier.results.figures import DENSE, FEDERATED, Quality, evaluated
-from espalier.results.sources import Source
-from espalier.results.use.scores import whole_scores
+from espalier.results.figures import (
+    DENSE,
+    FEDERATED,
+    Quality,
+    evaluated,
+    evaluated_of_client,
+)
+from espalier.results.sources import RESULT, Source
+from espalier.results.use.scores import data_in_words, whole_scores
 
 FRONT = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 CODE = re.compile(r"```python\n.*?```\n", re.DOTALL)
@@ -83,6 +90,8 @@ def _front_matter(source: Source, as_adapter: bool, license_name: str) -> str:
             metric_value=score["value"],
         )
         for score in _scores(source)
+        # Others could not repeat a score on items of a local file.
+        if score.get("data_sha256") is None
     ]
     data = ModelCardData(
         base_model=base or None,
@@ -104,7 +113,12 @@ def _front_matter(source: Source, as_adapter: bool, license_name: str) -> str:
 
 
 def _qualities(source: Source) -> list[Quality]:
-    return [] if source.run is None else evaluated(source.run)
+    """Return the measures of the result, or of a client's own model."""
+    if source.run is None:
+        return []
+    if source.name == RESULT:
+        return evaluated(source.run)
+    return evaluated_of_client(source.run, source.name)
 
 
 def _scores(source: Source) -> list[Mapping[str, Any]]:
@@ -112,10 +126,13 @@ def _scores(source: Source) -> list[Mapping[str, Any]]:
 
 
 def datasets_of(source: Source) -> list[str]:
-    """Return the dataset of the hub that the settings of the run name; empty if there is none."""
+    """Return the run's dataset of the hub, named or that of its task; empty if there is none."""
     if source.run is None or source.run.setting("data.source") != "hub":
         return []
-    path = str(source.run.setting("data.path"))
+    path = str(source.run.setting("data.path") or "")
+    task = str(source.run.setting("task.name"))
+    if not path and task in TASKS:
+        path = TASKS[task].hub.name
     return [path] if is_dataset_name(path) else []
 
 
@@ -148,7 +165,8 @@ def _results(source: Source) -> Iterator[str]:
     for score in _scores(source):
         error = "" if score.get("stderr") is None else f" ± {score['stderr']:.4f}"
         yield (
-            f"- {score['task']}, {score['metric']}: {score['value']:.4f}{error}"
+            f"- {score['task']}{data_in_words(score.get('data_sha256'))}, {score['metric']}:"
+            f" {score['value']:.4f}{error}"
             f" ({score['items']} items, {score['num_fewshot']} examples, lm-evaluation-harness)"
         )
     yield ""

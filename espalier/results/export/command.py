@@ -45,8 +45,8 @@ def main(document: Mapping[str, Any]) -> int:
 
     Parameters
     ----------
-    document : ``source``, ``to``, ``out``, ``adapter``, ``client``, ``dtype``, ``repository``,
-        ``private`` and ``license``, as ``espalier.cli.export`` gives them
+    document : ``source``, ``to``, ``out``, ``adapter``, ``client``, ``base``, ``dtype``,
+        ``repository``, ``private`` and ``license``, as ``espalier.cli.export`` gives them
     """
     try:
         with progress_listener(Throttle(lambda line: print(f"exporting    {line}", flush=True))):
@@ -62,7 +62,12 @@ def _export(document: Mapping[str, Any]) -> None:
     _require_used(document)
     # Refuse a bad repository or account before the result is opened.
     upload = prepared(document["repository"]) if document["to"] == HUB else None
-    source = open_source(document["source"], adapter=document["adapter"], client=document["client"])
+    source = open_source(
+        document["source"],
+        adapter=document["adapter"],
+        client=document["client"],
+        base=document["base"],
+    )
     if document["to"] == GGUF:
         _to_gguf(source, target, document)
         return

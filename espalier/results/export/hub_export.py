@@ -1,6 +1,7 @@
 """Upload of an export to the Hugging Face hub, by the hub's own library."""
 
 import re
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,7 +69,8 @@ def prepared(repository: str) -> Upload:
 
 def _licence_of(source: Source, base: str, token: str) -> str:
     """Return the licence that the base model's card names: its file's, or its page's on the hub."""
-    for folder in (source.model.directory, *(Path(link.path) for link in source.chain)):
+    places = [Path(link.path) for link in source.chain]
+    for folder in (source.model.directory, *(place for place in places if place.is_absolute())):
         card = folder / "README.md"
         if card.is_file() and (front := FRONT.match(card.read_text(encoding="utf-8"))):
             if found := LICENCE.search(front[0]):
@@ -109,6 +111,7 @@ def push(upload: Upload, folder: Path, *, private: bool) -> str:
     except Exception as error:
         raise InputError(
             f"--repository {upload.repository}: the upload failed ({error}); what was to be"
-            f" uploaded is in {folder}"
+            f" uploaded is in {folder}; `hf upload {upload.repository} {shlex.quote(str(folder))}"
+            f"{' --private' if private else ''}` sends it"
         ) from None
     return str(commit.commit_url)

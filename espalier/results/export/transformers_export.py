@@ -8,11 +8,12 @@ from espalier.environment.paths import at_home
 from espalier.errors import InputError
 from espalier.hf.export.model import check_export, export_edited, require_written, weight_reader
 from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened_model import OpenedModel
+from espalier.hf.opening.opened_model import OpenedModel, open_model
 from espalier.hf.sliced.export import CODE as SLICED_CODE
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.structured.configuration import STRUCTURE_FILE, plain_config
 from espalier.hf.structured.export import CODE
+from espalier.results.base_chain import write_chain
 from espalier.results.sources import Source
 from espalier.storage.atomic import write_bytes, write_json
 
@@ -43,6 +44,9 @@ def export_model(source: Source, target: Path, card: str, threads: int) -> None:
     _write_plainly(source.model, target)
     _write_own_code(target)
     check(source, target, threads)
+    if source.run is not None:
+        written = open_model(str(target)).sha256
+        write_chain(target, written, source.run.name, source.run.summary)
 
 
 def _write_plainly(model: OpenedModel, target: Path) -> None:

@@ -17,13 +17,15 @@ def main(document: Mapping[str, Any]) -> None:
 
     Parameters
     ----------
-    document : ``directories`` of the runs, ``out`` (a file, or None) and ``measure``
+    document : ``directories`` of the runs, ``out`` (a file, or None), ``measure`` and ``base``
     """
+    if document["base"] and not document["measure"]:
+        raise InputError(f"--base {document['base']}: is read with --measure only; add that")
     runs = [open_run(directory) for directory in document["directories"]]
     out = _target(document["out"], runs)
     for run in runs:
         if document["measure"]:
-            measure(run)
+            measure(run, base=document["base"])
         path = out or run.path / FILE
         write_report(run, path)
         print(f"{path}: written", flush=True)

@@ -108,6 +108,7 @@ def _content(run: FinishedRun) -> dict[str, Any]:
     # The title of a method ends with an explanation in parentheses.
     name, _, what = METHODS[method].title.partition(" (") if method in METHODS else (method, "", "")
     present = {column for one in comparisons for column in one.values}
+    has_result = bool(run.model or run.adapter or run.client_models)
     content = {
         "run": run,
         "summary": summary,
@@ -120,11 +121,13 @@ def _content(run: FinishedRun) -> dict[str, Any]:
         "verdict": verdict(run, comparisons),
         "columns": {column: name for column, name in names_of(run).items() if column in present},
         "comparisons": comparisons,
+        "by_round": method in METHODS and METHODS[method].measured_by_round,
         "task_rows": (task_rows := stored_rows(run)),
         "task_models": list(dict.fromkeys(name for row in task_rows for name in row.values)),
         # Sizes of baselines are shown only if their quality is.
         "sizes": [row for row in _sizes(run) if row[0] in present | {"original", DENSE, FEDERATED}],
-        "has_result": bool(run.model or run.adapter or run.client_models),
+        "has_result": has_result,
+        "files_gone": not has_result and bool(size_of(run, FEDERATED).folder),
         "measurements": measured_rows(run),
         "clients": clients,
         "client_measures": _measures_of(clients),

@@ -36,6 +36,9 @@ PAGE = """\
 <section id="verdict" class="verdict {{ status }}">
 {% for sentence in verdict %}<p>{{ sentence }}</p>
 {% endfor %}
+{% if files_gone %}<p class="warning">Warning: the files of the result are no longer in this \
+directory; the figures are those of the run.</p>
+{% endif %}
 {% for warning in summary.get("warnings") or () %}<p class="warning">Warning: {{ warning }}</p>
 {% endfor %}
 {% for reason, sites in missing.items() %}<p class="warning">Not in the result: \
@@ -81,7 +84,7 @@ the score on all such items with 95% confidence (Wilson).{% endif %}</p>
 <section id="tasks"><h2>Public tasks</h2>
 <div class="scroll"><table>
 {{ head(["task", "metric", "items", "examples"] + task_models) }}
-<tbody>{% for row in task_rows %}<tr><td>{{ row.task }}</td><td class="text">{{ row.metric }}</td>
+<tbody>{% for row in task_rows %}<tr><td>{{ row.title }}</td><td class="text">{{ row.metric }}</td>
 <td>{{ row.items }}</td><td>{{ row.num_fewshot }}</td>
 {% for name in task_models %}<td>{% if name in row["values"] -%}
 {% set value, error = row["values"][name] %}{{ value | number(4) }}
@@ -119,7 +122,7 @@ both models, this measures them and adds the figures to this page:</p>
 {% endif %}
 </section>
 {% endif %}
-{% if comparisons and not figures.rounds %}
+{% if comparisons and not figures.rounds and by_round %}
 <p class="soft">Quality was measured at the end only; <code>evaluation.every=1</code> measures it
 after every round.</p>
 {% endif %}

@@ -50,6 +50,9 @@ def _snippets(run: FinishedRun) -> Iterator[Snippet]:
         base = str(settings.get("base_model_name_or_path"))
         # A base on the hub is a plain model; a local one may be pruned.
         file = Path(base) / CONFIG
+        if Path(base).is_absolute() and not file.is_file():
+            yield _without_base(run, base)
+            return
         config = _config(file) if file.is_file() else {}
         yield _adapter(run.adapter, base, decoder=decoder, own_code="auto_map" in config)
     else:
@@ -100,6 +103,16 @@ def _adapter(folder: Path, base: str, *, decoder: bool, own_code: bool) -> Snipp
         "Load the adapter on its base model",
         f"{lines}\n{_use(decoder)}",
         "" if decoder else "num_labels is the number of classes of the task.",
+    )
+
+
+def _without_base(run: FinishedRun, base: str) -> Snippet:
+    """Return what to do with an adapter whose base model is gone."""
+    return Snippet(
+        "Use the adapter",
+        f"espalier export {shlex.quote(str(run.path))} --to transformers --out merged --base MODEL",
+        f"The base model is no longer in {base}, and the adapter does not load without it. Put it"
+        " back, or name a copy of it as MODEL: its hash is compared with the one of this run.",
     )
 
 

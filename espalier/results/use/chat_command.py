@@ -14,12 +14,13 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
-from espalier.errors import EspalierError, as_command, tell
+from espalier.errors import EspalierError, InputError, as_command, tell
 from espalier.results.finished_run import open_run
 from espalier.results.sources import (
     Source,
     bases_of,
     client_of,
+    model_directory,
     require_text_model,
     result_of,
 )
@@ -39,15 +40,27 @@ def conversations(document: Mapping[str, Any]) -> list[Conversation]:
     ----------
     document : as for ``main``
     """
-    run = open_run(document["run"])
-    base = document["base"]
-    client = document["client"]
-    asked = client_of(run, client) if client is not None else result_of(run, base)
-    sources = [*bases_of(run, base), asked] if document["compare"] else [asked]
+    sources = _sources(document)
     for source in sources:
         require_text_model(source)
     answering = Answering(document["max_new_tokens"], document["temperature"], document["system"])
     return [_opened(source, answering, document["device"]) for source in sources]
+
+
+def _sources(document: Mapping[str, Any]) -> list[Source]:
+    """Return the models to talk to: base models first, then the result, or one model directory."""
+    base = document["base"]
+    client = document["client"]
+    if (model := model_directory(document["run"])) is not None:
+        if base or client is not None or document["compare"]:
+            raise InputError(
+                f"{document['run']}: is a model directory; --base, --client and --compare need a"
+                " run"
+            )
+        return [model]
+    run = open_run(document["run"])
+    asked = client_of(run, client) if client is not None else result_of(run, base)
+    return [*bases_of(run, base), asked] if document["compare"] else [asked]
 
 
 def _opened(source: Source, answering: Answering, device: str) -> Conversation:

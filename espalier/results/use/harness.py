@@ -6,11 +6,12 @@ stored in the run directory.
 """
 
 import difflib
+import hashlib
 import logging
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -149,7 +150,17 @@ def scores_of(
         limit=question.limit,
         log_samples=False,
     )
-    return [score for task in done["results"] for score in _scores_of_task(source.name, task, done)]
+    hashes = {name: _sha256(at_home(file)) for name, file in question.data.items()}
+    return [
+        replace(score, data_sha256=hashes.get(task))
+        for task in done["results"]
+        for score in _scores_of_task(source.name, task, done)
+    ]
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _scores_of_task(model: str, task: str, done: Mapping[str, Any]) -> Iterator[Score]:

@@ -9,6 +9,10 @@ from espalier.storage.atomic import write_json
 
 FILE = "lm_eval.json"
 """Name of the file in the run directory."""
+IDENTITY = ("model", "task", "metric", "num_fewshot", "limit", "data_sha256")
+"""Keys that distinguish two stored scores."""
+SHORT_HASH = 8
+"""Number of hexadecimal digits of a hash in a table."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,7 @@ class Score:
     stderr : standard error of the score; None if the harness has none
     items : number of items
     num_fewshot : number of examples before each item
+    data_sha256 : hash of the local file with the items; None if they are those of the hub
     """
 
     model: str
@@ -33,6 +38,7 @@ class Score:
     stderr: float | None
     items: int
     num_fewshot: int
+    data_sha256: str | None = None
 
 
 def store(run: FinishedRun, scores: Sequence[Score], harness: str, limit: int | None) -> None:
@@ -51,16 +57,16 @@ def store(run: FinishedRun, scores: Sequence[Score], harness: str, limit: int | 
 
 
 def _identity(entry: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(entry.get(key) for key in ("model", "task", "metric", "num_fewshot", "limit"))
+    return tuple(entry.get(key) for key in IDENTITY)
 
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """Scores of several models by one measure on the same number of items.
+    """Scores of several models by one measure on the same items.
 
     Parameters
     ----------
-    task, metric, items, num_fewshot : as in ``Score``
+    task, metric, items, num_fewshot, data_sha256 : as in ``Score``
     values : the score of each model by its name, with its standard error or None
     """
 
@@ -68,18 +74,33 @@ class ScoreRow:
     metric: str
     items: int
     num_fewshot: int
+    data_sha256: str | None
     values: Mapping[str, tuple[float, float | None]]
+
+    @property
+    def title(self) -> str:
+        """Name of the task for a table, with the beginning of the hash of a local file."""
+        return self.task + data_in_words(self.data_sha256)
+
+
+def data_in_words(data_sha256: str | None) -> str:
+    """Return what follows the name of a task whose items are in a local file; empty for others."""
+    return "" if data_sha256 is None else f", local file {data_sha256[:SHORT_HASH]}"
 
 
 def stored_rows(run: FinishedRun) -> list[ScoreRow]:
     """Return the stored scores of a run; empty if it was not evaluated on public tasks."""
     rows: dict[tuple[Any, ...], dict[str, tuple[float, float | None]]] = {}
     for score in run.json(FILE).get("scores", ()):
-        key = tuple(score[name] for name in ("task", "metric", "items", "num_fewshot"))
+        key = (
+            *(score[name] for name in ("task", "metric", "items", "num_fewshot")),
+            score.get("data_sha256"),
+        )
         rows.setdefault(key, {})[score["model"]] = (score["value"], score.get("stderr"))
+    names = ("task", "metric", "items", "num_fewshot", "data_sha256")
     return [
-        ScoreRow(task, metric, items, num_fewshot, values)
-        for (task, metric, items, num_fewshot), values in rows.items()
+        ScoreRow(**dict(zip(names, key, strict=True)), values=values)
+        for key, values in rows.items()
     ]
 
 

@@ -147,7 +147,9 @@ class SecureSumPromises(SecureFederations):
             specs = summand_specs(body.header.server_round, plan, run)
             for key, blob in body.blobs.items():
                 tensors = {name: words.copy() for name, words in unpack_tensors(blob).items()}
-                for name, words in tensors.items():
+                # Blocks that only a sub-model has keep their summands.
+                for name in tensors.keys() & specs.get(key, {}).keys():
+                    words = tensors[name]
                     words += (
                         np.uint64(high)
                         if high

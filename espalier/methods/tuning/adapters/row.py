@@ -13,5 +13,6 @@ averaging_row = partial(
     outcome="server_app.artifacts.adapters:AdapterOutcome",
     baseline="strategies.baselines:tuned",
     tunes=True,
+    measured_by_round=True,
 )
 """``Row`` whose parts are those of adapter averaging, unless others are given."""
