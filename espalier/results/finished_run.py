@@ -17,10 +17,8 @@ ADAPTER = "adapter"
 CLIENTS = "clients"
 """Name of a folder in the run directory with one subfolder for each client's own model."""
 ADAPTER_CONFIG = "adapter_config.json"
-SUMMARY_KEYS = {
-    "method", "status", "reason", "finished", "num_clients", "seconds", "metrics", "clients",
-}  # fmt: skip
-"""Keys of ``summary.json`` that every run writes from its beginning, and that commands read."""
+SUMMARY_KEYS = {"method", "status", "metrics"}
+"""Keys by which a ``summary.json`` is recognised; every run writes them from its beginning."""
 
 
 @dataclass(frozen=True)
@@ -145,9 +143,9 @@ def open_run(path: str | Path) -> FinishedRun:
 def read_summary(file: Path) -> dict[str, Any]:
     """Return the contents of a ``summary.json``; raise InputError if it is damaged."""
     summary = read_json_object(file)
+    _require_form(file, summary)
     if not summary.keys() >= SUMMARY_KEYS:
         raise InputError(f"{file}: is not the summary of a run; restore it from a backup")
-    _require_form(file, summary)
     return summary
 
 

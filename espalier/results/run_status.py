@@ -12,6 +12,7 @@ another machine.
 from pathlib import Path
 
 from espalier.amounts import count, duration
+from espalier.errors import InputError
 from espalier.identity.names import printable
 from espalier.results.finished_run import read_summary
 from espalier.storage.directory_lock import holder_of
@@ -30,6 +31,8 @@ HOW_TO_TELL = (
     " interrupted"
 )
 """Reason in ``summary.json`` for the status ``running``."""
+READ_KEYS = {"reason", "finished", "num_clients", "seconds"}
+"""Keys of ``summary.json`` that a status needs."""
 
 
 def is_run(folder: Path) -> bool:
@@ -46,6 +49,8 @@ def run_status(folder: Path) -> tuple[str, str]:
     if not (folder / SUMMARY).exists() and (folder / RECORD).is_file():
         return _at_work_or_interrupted(folder)
     document = read_summary(folder / SUMMARY)
+    if not document.keys() >= READ_KEYS:
+        raise InputError(f"{folder / SUMMARY}: lacks its status; restore it from a backup")
     status = str(document["status"])
     if status == RUNNING:
         return _at_work_or_interrupted(folder)

@@ -29,6 +29,10 @@ def note(folder: Path, model: str, method: str, **changes: Any) -> None:
     opened = open_model(model)
     summary = {
         "status": "completed",
+        "reason": None,
+        "finished": 2,
+        "num_clients": 2,
+        "seconds": 1.0,
         "method": method,
         "model": opened.directory.name,
         "model_revision": None,

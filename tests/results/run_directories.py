@@ -24,8 +24,10 @@ def save_run(folder: Path, settings: dict[str, Any] | None = None, **summary: An
     folder.mkdir(parents=True)
     before = Path((settings or {}).get("model", "demo"))
     maker = before.parent if before.name == "model" else before
+    first = {"model": "base", "sha256": BASE, "run": None}
+    own = {"model": before.name, "sha256": OTHER_BASE, "run": str(maker), "path": str(before)}
     document = {
-        "base": [{"model": "base", "run": str(maker) if before.is_absolute() else None}],
+        "base": [own, first] if before.is_absolute() else [first],
         "status": "completed",
         "reason": None,
         "method": "flap",

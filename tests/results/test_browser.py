@@ -102,7 +102,7 @@ def test_report_fits_the_window(
     tuned = {} if method == "fedprllm" else TUNED
     bench = Bench(tmp_path, method, EVALUATED | tuned, num_clients=3, home=home(tmp_path / "home"))
     folder = bench.run()
-    assert report({"directories": [str(folder)], "out": None, "measure": False}) == 0
+    assert report({"directories": [str(folder)], "out": None, "measure": False, "base": None}) == 0
     assert_fits(folder / "report.html", width, tmp_path)
 
 

@@ -14,7 +14,7 @@ from espalier.results.comparison.command import main, markdown
 from espalier.results.comparison.compared_runs import compare
 from espalier.results.comparison.page import html_page
 from espalier.results.comparison.table import csv_text, notes, plot_of, results_table
-from tests.results.run_directories import OTHER_BASE, metric, save_run
+from tests.results.run_directories import BASE, OTHER_BASE, metric, save_run
 
 TUNED = {
     "method": "fedpetuning",
@@ -114,8 +114,20 @@ def test_a_chain_starts_from_the_model_of_its_first_run(tmp_path: Path) -> None:
     same = save_run(tmp_path / "same", {"model": str(model)}, model_sha256=OTHER_BASE)
     assert len(compare([pruned, same]).entries) == 2
     pruned.rename(moved)
-    with pytest.raises(InputError, match="other base model"):
-        compare([moved, tuned])
+    # The model with which the chain began is known without the run, and the costs are not.
+    first, second = compare([moved, tuned]).entries
+    assert (first.base, second.base) == (BASE, BASE)
+    assert [second.cost(name) for name in ("bytes", "seconds")] == [None, None]
+    assert second.original.parameters is None
+
+
+def test_runs_that_moved_together_stay_a_chain(tmp_path: Path) -> None:
+    pruned = save_run(tmp_path / "runs" / "pruned")
+    settings = {"method": "fedpetuning", "model": str(pruned)}
+    save_run(tmp_path / "runs" / "tuned", settings, model_sha256=OTHER_BASE, **TUNED)
+    (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    found = compare([tmp_path / "elsewhere" / name for name in ("pruned", "tuned")])
+    assert [run.name for run in found.entries[1].chain] == ["pruned", "tuned"]
 
 
 def test_chain_in_a_circle_ends(tmp_path: Path) -> None:

@@ -2,12 +2,16 @@
 
 import json
 import shutil
+import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 import torch
 from huggingface_hub import ModelCard
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from espalier.api import load_result
@@ -15,7 +19,12 @@ from espalier.environment.hub_models import download_model
 from espalier.errors import InputError
 from espalier.hf.export.model import export_edited
 from espalier.hf.opening.opened_model import OpenedModel
+from espalier.results.base_chain import chain_of
 from espalier.results.export import command
+from espalier.results.export.card import datasets_of
+from espalier.results.finished_run import open_run
+from espalier.results.sources import Source
+from espalier.results.use.scores import Score, store
 from tests.hf.hub_server import TOKEN, Hub, serving
 from tests.results.made_runs import masked_run, pruned_run, tuned_run
 from tests.tiny_model import save_tiny_llama
@@ -31,7 +40,7 @@ def base(tmp_path: Path) -> Path:
 def export(source: Path, to: str, out: Path, **changes: Any) -> int:
     document = {
         "source": str(source), "to": to, "out": str(out), "adapter": False, "client": "",
-        "dtype": "", "repository": "", "private": False, "license": "",
+        "base": None, "dtype": "", "repository": "", "private": False, "license": "",
     }  # fmt: skip
     return command.main(document | changes)
 
@@ -61,6 +70,83 @@ def test_chain_of_two_runs_is_rebuilt(
     assert export(second, "transformers", tmp_path / "adapter", adapter=True) == 0
     line = f'AutoPeftModelForCausalLM.from_pretrained("{tmp_path}/adapter", trust_remote_code=True)'
     assert line in capsys.readouterr().out
+
+
+def test_an_export_continues_the_chain_of_its_run(base: Path, tmp_path: Path) -> None:
+    first = pruned_run(tmp_path / "runs" / "a", base)
+    second, _ = tuned_run(tmp_path / "runs" / "b", str(first))
+    assert export(second, "transformers", tmp_path / "out") == 0
+    links = chain_of(OpenedModel(tmp_path / "out"))
+    assert [(link.run, link.method) for link in links[:2]] == [
+        ("b", "fedpetuning"), ("a", "flap"),
+    ]  # fmt: skip
+    assert links[2].sha256 == OpenedModel(base).sha256
+    assert str(tmp_path) not in (tmp_path / "out" / "espalier.json").read_text()
+    weights = tmp_path / "out" / "model.safetensors"
+    tensors = {name: value * 2 for name, value in load_file(weights).items()}
+    save_file(tensors, weights, {"format": "pt"})
+    assert len(chain_of(OpenedModel(tmp_path / "out"))) == 1
+
+
+def test_runs_that_moved_together_are_exported(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = pruned_run(tmp_path / "runs" / "a", base)
+    tuned_run(tmp_path / "runs" / "b", str(first))
+    (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    moved = tmp_path / "elsewhere" / "b"
+    assert export(moved, "transformers", tmp_path / "out") == 0
+    (tmp_path / "elsewhere" / "a").rename(tmp_path / "copy")
+    assert export(moved, "transformers", tmp_path / "second") == 2
+    assert "its base model cannot be opened" in (told := capsys.readouterr().err)
+    assert "--base (in Python: base=) names a copy of it" in told
+    copy = str(tmp_path / "copy" / "model")
+    assert export(moved, "transformers", tmp_path / "second", base=copy) == 0
+    names = ("model.safetensors", "config.json")
+    one, other = (
+        [(tmp_path / place / name).read_bytes() for name in names] for place in ("out", "second")
+    )
+    assert one == other
+    assert export(moved, "transformers", tmp_path / "third", base=str(base)) == 2
+    assert "does not have the hash that b recorded" in capsys.readouterr().err
+
+
+def test_card_of_a_clients_model_has_its_own_scores(base: Path, tmp_path: Path) -> None:
+    first = pruned_run(tmp_path / "runs" / "a", base)
+    (first / "clients").mkdir()
+    (first / "model").rename(first / "clients" / "clinic-b")
+    summary = json.loads((first / "summary.json").read_text())
+    summary["clients"] = [
+        {"client": number, "site": site, "metrics": {"perplexity/documentation/federated": value}}
+        for number, (site, value) in enumerate([("clinic-a", 11.5), ("clinic-b", 15.0)])
+    ]
+    (first / "summary.json").write_text(json.dumps(summary))
+    assert export(first, "transformers", tmp_path / "out", client="clinic-b") == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| perplexity on documentation (lower is better) | 12.5 | 15 |" in card
+    assert "value: 15.0" in card
+    assert "13.25" not in card
+
+
+def test_scores_on_local_files_are_not_in_the_model_index(base: Path, tmp_path: Path) -> None:
+    run, _ = tuned_run(tmp_path / "runs" / "b", str(base))
+    score = Score("result", "arc_easy", "acc", 0.5, None, 6, 0)
+    store(open_run(run), [score, replace(score, value=0.25, data_sha256="ab" * 32)], "0.4", None)
+    assert export(run, "transformers", tmp_path / "out") == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "- arc_easy, acc: 0.5000" in card
+    assert "- arc_easy, local file abababab, acc: 0.2500" in card
+    assert "value: 0.5" in card
+    assert "value: 0.25" not in card
+
+
+@pytest.mark.parametrize(("named", "expected"), [("", "aps/super_glue"), ("o/texts", "o/texts")])
+def test_a_task_has_its_own_dataset(base: Path, tmp_path: Path, named: str, expected: str) -> None:
+    run, _ = tuned_run(tmp_path / "runs" / "b", str(base))
+    settings = tomllib.loads((run / "settings.toml").read_text())
+    changed = {"data": {"source": "hub", "path": named}, "task": {"name": "boolq"}}
+    (run / "settings.toml").write_text(tomli_w.dumps(settings | changed))
+    assert datasets_of(Source("result", base, run=open_run(run))) == [expected]
 
 
 def test_blocks_of_equal_widths_need_no_code(base: Path, tmp_path: Path) -> None:
@@ -130,10 +216,13 @@ def test_bad_requests(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         return " ".join(capsys.readouterr().err.split())
 
     assert "is not a run directory" in told(tmp_path)
-    assert "is a model directory; --adapter and --client need a run" in told(base, adapter=True)
+    assert "is a model directory; --adapter, --client and --base need a run" in told(
+        base, adapter=True
+    )
     assert "has no adapter/; take the model of the run: leave out --adapter" in told(
         masked, adapter=True
     )
+    assert "is a whole model; leave it out" in told(masked, base=str(base))
     assert "has no model of client 'c'; it has no models of single" in told(masked, client="c")
     assert "--dtype: does not apply to --to transformers" in told(masked, dtype="float16")
     assert "--private: does not apply to --to transformers" in told(masked, private=True)

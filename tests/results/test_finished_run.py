@@ -8,9 +8,11 @@ import pytest
 from espalier.errors import InputError
 from espalier.results.finished_run import open_run
 
+SUMMARY = json.dumps({"status": "completed", "method": "flap", "metrics": []})
+
 
 def test_run_directory_is_read(tmp_path: Path) -> None:
-    (tmp_path / "summary.json").write_text('{"status": "completed"}')
+    (tmp_path / "summary.json").write_text(SUMMARY)
     (tmp_path / "settings.toml").write_text('method = "flap"\n[lora]\nrank = 4\n')
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
@@ -26,7 +28,7 @@ def test_run_directory_is_read(tmp_path: Path) -> None:
     assert run.json("rounds.json") == {}
 
 
-@pytest.mark.parametrize("content", [None, "[]", "{"])
+@pytest.mark.parametrize("content", [None, "[]", "{", "{}", '{"status": "completed"}'])
 def test_other_directories_are_refused(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "summary.json").write_text(content)
@@ -35,7 +37,7 @@ def test_other_directories_are_refused(tmp_path: Path, content: str | None) -> N
 
 
 def test_damaged_settings_are_an_error(tmp_path: Path) -> None:
-    (tmp_path / "summary.json").write_text(json.dumps({}))
+    (tmp_path / "summary.json").write_text(SUMMARY)
     run = open_run(tmp_path)
     with pytest.raises(InputError, match=r"settings\.toml: cannot be read"):
         run.setting("method")
@@ -48,7 +50,7 @@ def test_damaged_settings_are_an_error(tmp_path: Path) -> None:
     ("content", "reason"), [(b"\xff\xfe\n", "is not UTF-8"), (b'{"a": \n', "line 1 is not JSON")]
 )
 def test_damaged_lines_are_an_error(tmp_path: Path, content: bytes, reason: str) -> None:
-    (tmp_path / "summary.json").write_text("{}")
+    (tmp_path / "summary.json").write_text(SUMMARY)
     (tmp_path / "ledger.jsonl").write_bytes(content)
     with pytest.raises(InputError, match=rf"ledger\.jsonl: {reason}: .*; copy "):
         list(open_run(tmp_path).json_lines("ledger.jsonl"))
@@ -71,7 +73,7 @@ def test_damaged_lines_are_an_error(tmp_path: Path, content: bytes, reason: str)
 def test_edited_files_are_named_with_place_and_value(
     tmp_path: Path, name: str, document: Mapping[str, Any], place: str
 ) -> None:
-    (tmp_path / "summary.json").write_text("{}")
+    (tmp_path / "summary.json").write_text(SUMMARY)
     (tmp_path / name).write_text(json.dumps(document))
     with pytest.raises(InputError) as caught:
         open_run(tmp_path).json(name)
@@ -82,7 +84,7 @@ def test_edited_files_are_named_with_place_and_value(
 def test_an_edited_line_is_named_by_its_number(tmp_path: Path) -> None:
     entry = {"direction": "up", "kind": "train", "block": None, "wire_bytes": 3}
     lines = [entry, {**entry, "wire_bytes": None}]
-    (tmp_path / "summary.json").write_text("{}")
+    (tmp_path / "summary.json").write_text(SUMMARY)
     (tmp_path / "ledger.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     with pytest.raises(InputError, match=r"ledger\.jsonl: line 2: wire_bytes = None: "):
         list(open_run(tmp_path).json_lines("ledger.jsonl"))

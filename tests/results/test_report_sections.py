@@ -468,11 +468,14 @@ def test_wrong_requests_are_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
         ([where], str(tmp_path), "is a directory; name a file in it"),
         ([where], "/proc/none/x.html", "/proc/none is not a directory"),
     ):
-        assert main({"directories": directories, "out": out, "measure": False}) == 2
+        assert main({"directories": directories, "out": out, "measure": False, "base": None}) == 2
         assert message in capsys.readouterr().err
     assert not (run.path / "report.html").exists()
     out = tmp_path / "page.html"
-    assert main({"directories": [where], "out": str(out), "measure": False}) == 0
+    assert main({"directories": [where], "out": str(out), "measure": False, "base": None}) == 0
     assert out.exists()
-    assert main({"directories": [where], "out": None, "measure": True}) == 2
+    assert main({"directories": [where], "out": None, "measure": True, "base": None}) == 2
     assert "has neither model/config.json nor adapter/" in capsys.readouterr().err
+    named = {"directories": [where], "out": None, "measure": False, "base": "demo"}
+    assert main(named) == 2
+    assert "--base demo: is read with --measure only" in capsys.readouterr().err

@@ -77,7 +77,7 @@ def bench_of(folder: Path, shared: Home, method: str, **settings: Any) -> Bench:
 
 def page_of(folder: Path) -> Page:
     """Return the page that the command writes, which must need nothing from outside."""
-    assert main({"directories": [str(folder)], "out": None, "measure": False}) == 0
+    assert main({"directories": [str(folder)], "out": None, "measure": False, "base": None}) == 0
     text = (folder / "report.html").read_text()
     page = Page(text)
     assert len(page.ids()) == len(set(page.ids()))

@@ -30,6 +30,8 @@ def summary(folder: Path, status: str, reason: str | None = None) -> None:
         "finished": 7,
         "num_clients": 8,
         "seconds": 5420.0,
+        "method": "flap",
+        "metrics": [],
     }
     (folder / "summary.json").write_text(json.dumps(document))
 
@@ -79,5 +81,7 @@ def test_run_without_summary_is_running_or_interrupted(tmp_path: Path) -> None:
 )
 def test_what_is_no_summary_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text(text)
-    with pytest.raises(EspalierError, match=r"summary\.json: (is not|contains|seconds = None)"):
+    with pytest.raises(
+        EspalierError, match=r"summary\.json: (is not|contains|lacks|seconds = None)"
+    ):
         run_status(tmp_path)

@@ -76,9 +76,10 @@ class Entry:
     def _first(self) -> Base:
         """Model with which the chain began, also if the run that used it is gone."""
         summary = self.chain[0].summary
-        links = read_chain(summary.get(KEY) or ())
+        if not self.is_whole:
+            return read_chain(summary[KEY])[-1]
         sha256 = str(summary.get("model_sha256"))
-        return links[-1] if links else Base(str(summary.get("model") or ""), None, sha256, "")
+        return Base(str(summary.get("model") or ""), None, sha256, "")
 
     @property
     def is_whole(self) -> bool:
