@@ -83,7 +83,8 @@ def directory_line(folder: Path, status: str = "completed") -> str:
             "values": {"federated": 2.5},
         }
     ]
-    (folder / "summary.json").write_text(json.dumps({"status": status, "metrics": metrics}))
+    summary = {"status": status, "method": "flap", "metrics": metrics}
+    (folder / "summary.json").write_text(json.dumps(summary))
     return f"run directory {folder}\n"
 
 
