@@ -182,7 +182,7 @@ def test_methods_say_their_rounds_and_weights(
     assert "toy" not in weights
     assert (weights["hetlora"], weights["fedspine"], weights["slicegpt"]) == (
         "importance",
-        "importance-samples",
+        "samples",
         "samples",
     )
     (told,) = (

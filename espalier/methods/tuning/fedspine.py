@@ -56,7 +56,7 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
     ROUNDS = 10
     FLEET = "full"
     WEIGHTS: ClassVar[tuple[str, ...]] = (
-        "importance-samples", "importance", "samples", "equal",
+        "samples", "importance", "importance-samples", "equal",
     )  # fmt: skip
     """The first is better with uneven classes than ``importance``, which is the paper's."""
     READ_WITH: ClassVar[ReadWith] = {

@@ -36,13 +36,21 @@ from tests.methods.tuning.fedspine.fedspine_runs import (
 
 
 class TestFedSpine(FedSpineRuns):
-    @pytest.mark.parametrize("aggregation", ["coverage", "zero-fill"])
-    def test_rows_are_averaged_over_their_keepers(self, bench: Bench, aggregation: str) -> None:
+    @pytest.mark.parametrize(
+        ("aggregation", "kind"),
+        [("coverage", "samples"), ("coverage", "importance-samples"), ("zero-fill", "samples")],
+    )
+    def test_rows_are_averaged_over_their_keepers(
+        self, bench: Bench, aggregation: str, kind: str
+    ) -> None:
         """The expected mean comes from dense updates, row by row.
 
         The weights are computed by hand from the reports and the sent tensors.
         """
-        changes = {"fedspine__aggregation": aggregation, "fedspine__allocation": "random"}
+        changes = {
+            "fedspine__aggregation": aggregation, "fedspine__allocation": "random",
+            "federation__client_weights": kind,
+        }  # fmt: skip
         grid = bench.grid(**changes)
         folder = bench.run(grid, **changes)
         sent = sent_adapters(grid, 2)
@@ -69,7 +77,11 @@ class TestFedSpine(FedSpineRuns):
         assert {int(client): own["importance"] for client, own in told.items()} == pytest.approx(
             importance, rel=1e-3
         )
-        weights = {client: importance[client] * trained[client]["samples"] for client in sent}
+        samples = {client: trained[client]["samples"] for client in sent}
+        weights = {
+            client: samples[client] * (importance[client] if kind == "importance-samples" else 1.0)
+            for client in sent
+        }
         written = load_file(folder / "adapter" / "adapter_model.safetensors")
         for block, name in dense[0]:
             total = sum(weights[client] * dense[client][block, name][0] for client in sent)
