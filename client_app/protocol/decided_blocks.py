@@ -29,7 +29,10 @@ from espalier.storage.blobs import BlobStore, sha256
 from espalier.storage.client_state import PrivateState
 
 DECIDED = "decided"
-"""Name of a lasting document: hash of each decision on which the hidden states rest, by key."""
+"""Name of a lasting document: by round, the hash of each decision that its request brought.
+
+Under round 1, which brings none, are those that the server pushed after the document was lost.
+"""
 Work = Callable[[BlockStream, Activations, int], Iterable[bytes]]
 """Function of the stream, the hidden states before a block, and its index: the reply's blobs."""
 
@@ -65,11 +68,16 @@ class NextBlock:
     def answer(self, work: Work) -> MessageBody:
         """Answer with the blobs of ``work`` on the round's block. Each round is answered once."""
         header = self.request.header
+        before = dict[str, str]()
+
+        def rests_on(state: PrivateState) -> dict[str, str]:
+            before.update(self._decided_before(state))
+            return before
 
         def reply(state: PrivateState) -> Report:
             require_own_text(self.site, header)
             started = time.monotonic()
-            stream, activations = self._before_block(state)
+            stream, activations = self._before_block(state, before)
             index = header.server_round - 1
             store = state.blobs(header.server_round)
             # The block's blobs, as they are made.
@@ -78,21 +86,28 @@ class NextBlock:
 
         # An order behind other decisions is another request.
         return answer_once(
-            self.site, self.request, reply, self._decided_before, require_ready=self._require_state
+            self.site, self.request, reply, rests_on, require_ready=self._require_state
         )
 
     def _decided_before(self, state: PrivateState) -> dict[str, str]:
         """Return the hashes of all decisions before that of the request."""
         header = self.request.header
-        known: dict[str, str] = state.load_lasting(DECIDED) or {}
+        known: dict[str, dict[str, str]] = state.load_lasting(DECIDED) or {}
         # Rounds 1 and 2 rest on nothing but their requests.
         if not known and header.server_round > 2 and not is_answered(state, header):
-            known = dict(self._pushed_again().hashes)
-        return {key: known[key] for key in known.keys() - self.decided.hashes.keys()}
+            pushed = self._pushed_again().hashes
+            before = {key: pushed[key] for key in pushed.keys() - self.decided.hashes.keys()}
+            # Kept before the order counts as begun, so that its repetition is the same request.
+            known = {"1": before}
+            state.save_lasting(DECIDED, known)
+        earlier = (known[number] for number in known if int(number) < header.server_round)
+        return {key: digest for hashes in earlier for key, digest in hashes.items()}
 
-    def _decided(self, state: PrivateState) -> dict[str, str]:
-        """Return the hashes of all decisions before the round's block."""
-        return {**self._decided_before(state), **self.decided.hashes}
+    def _note_decided(self, state: PrivateState) -> None:
+        """Keep the hashes of the request's decision."""
+        known = state.load_lasting(DECIDED) or {}
+        number = str(self.request.header.server_round)
+        state.save_lasting(DECIDED, known | {number: dict(self.decided.hashes)})
 
     def _require_state(self, state: PrivateState) -> None:
         """Raise StateLost if the hidden states are lost and the decisions were not pushed."""
@@ -109,7 +124,9 @@ class NextBlock:
             )
         self._pushed_again()
 
-    def _before_block(self, state: PrivateState) -> tuple[BlockStream, Activations]:
+    def _before_block(
+        self, state: PrivateState, decided_before: Mapping[str, str]
+    ) -> tuple[BlockStream, Activations]:
         """Return the hidden states before the round's block, and keep them for the next round."""
         header = self.request.header
         before = header.server_round - 2
@@ -128,7 +145,7 @@ class NextBlock:
         else:
             # 3. The states are lost: start again, and pass through all decided blocks.
             pushed = self._pushed_again()
-            if pushed.hashes != self._decided(state):
+            if pushed.hashes != {**decided_before, **self.decided.hashes}:
                 raise InputError(
                     "train: the server pushed other decisions about the blocks before than those"
                     " that this client went on behind; start a new run"
@@ -136,7 +153,7 @@ class NextBlock:
             samples = samples_of(self.site, header)
             activations = stream.start(samples)
             _walk(stream, activations, range(before + 1), pushed.edits)
-        state.save_lasting(DECIDED, self._decided(state))
+        self._note_decided(state)
         # Kept for the next round, and for a repetition of this one.
         store = state.blobs(header.server_round)
         kept = {
