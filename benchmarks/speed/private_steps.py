@@ -1,7 +1,7 @@
 """Processor time of private work at a client, next to the same work without noise.
 
     python -m benchmarks.speed.private_steps --model DIRECTORY --data 'DIR/{client}.jsonl' \
-        --public FILE [--turns 3]
+        --test FILE --public FILE [--turns 3]
 
 Two clients have records of Dolly. FedPETuning takes five steps of 32 sequences, or with DP-SGD of
 32 on average. Pooled pruning watches 128 samples, or with differential privacy all records. Both
@@ -34,14 +34,14 @@ BATCH = 32
 SAMPLES = 128
 EPSILON = 4.0
 COMMON: dict[str, Any] = {
-    "num-clients": 2, "threads": 1, "data.source": "files", "federation.rounds": 1,
+    "num-clients": 2, "threads": 1, "data.source": "files",
     "evaluation.local-baseline": False, "evaluation.centralized": "off",
     "evaluation.max-samples": 1, "evaluation.sequence-length": 128, "enrol-seconds": 600.0,
 }  # fmt: skip
 TUNING = {
     "method": "fedpetuning", "task.name": "dolly", "task.max-tokens": 64, "task.max-test-items": 2,
     "training.steps": STEPS, "training.batch-size": BATCH, "lora.dropout": 0.0,
-    "federation.client-weights": "equal",
+    "federation.client-weights": "equal", "federation.rounds": 1,
 }  # fmt: skip
 PRUNING = {
     "method": "pooled-pruning", "data.field": "response", "data.num-samples": SAMPLES,
@@ -89,9 +89,11 @@ def _work(given: Any) -> None:
     }
     print("| | plain, ms per sequence | private | ratio |\n|---|---|---|---|")
     for name, (settings, more, plain, counted) in cells.items():
+        # A private run counts all records.
+        with_noise = {key: settings[key] for key in settings if key != "data.num-samples"}
+        with_noise |= private | more
         pairs = [
-            (_seconds(settings) / plain, _seconds({**settings, **private, **more}) / counted)
-            for _ in range(given.turns)
+            (_seconds(settings) / plain, _seconds(with_noise) / counted) for _ in range(given.turns)
         ]
         one, other = (1000 * median(values) for values in zip(*pairs, strict=True))
         print(f"| {name} | {one:.1f} | {other:.1f} | {other / one:.2f} |", flush=True)
