@@ -183,7 +183,7 @@ class Budget:
             ) from None
 
     def _noted_head(self) -> str:
-        """Return the hash of the last entry as it was noted beside the log; empty if it was not."""
+        """Return the noted hash of the last entry; empty if none was noted."""
         try:
             return self._head.read_text(encoding="ascii").strip()
         except FileNotFoundError:

@@ -83,7 +83,7 @@ def chain_of(model: OpenedModel) -> list[Base]:
 
 
 def write_chain(directory: Path, model_sha256: str, run: str, made: Mapping[str, Any]) -> None:
-    """Write the chain of a result beside its export.
+    """Write the chain of a result into its export.
 
     Parameters
     ----------

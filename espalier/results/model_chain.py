@@ -41,14 +41,14 @@ def _beside(run: FinishedRun, folder: Path) -> Path:
     return run.path.parent / folder.name
 
 
-def begins_with_known_run(run: FinishedRun) -> bool:
+def has_original_base(run: FinishedRun) -> bool:
     """Return whether no run made the base model of a run."""
     chain = run.summary.get(KEY) or [{}]
     return not chain[0].get("run")
 
 
 def moved_base(run: FinishedRun) -> Path | None:
-    """Return the base model beside a run, if both were moved together; None if it is not there.
+    """Return the base model of a run if both were moved together; None if it is not found.
 
     The caller compares hashes: another run may have this name.
     """

@@ -12,7 +12,7 @@ from espalier.errors import EspalierError, InputError, tell
 from espalier.hf.opening.opened_model import OpenedModel, open_model, opened_in
 from espalier.results.base_chain import Base, read_chain
 from espalier.results.finished_run import FinishedRun, open_run
-from espalier.results.model_chain import begins_with_known_run, moved_base, runs_behind
+from espalier.results.model_chain import has_original_base, moved_base, runs_behind
 from espalier.results.run_status import COMPLETED, run_status
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ def bases_of(run: FinishedRun, base: str | None = None) -> list[Source]:
     """
     own = base_model_of(run, base)
     first = runs_behind(run)[0]
-    if not begins_with_known_run(first):
+    if not has_original_base(first):
         tell(
             "without the original model: the directory of the run that made the base model of"
             f" {first.name} is not where it was, nor beside it"

@@ -20,7 +20,7 @@ from espalier.results.figures import (
     size_of,
 )
 from espalier.results.finished_run import FinishedRun, open_run
-from espalier.results.model_chain import begins_with_known_run, runs_behind
+from espalier.results.model_chain import has_original_base, runs_behind
 from espalier.results.run_status import (
     COMPLETED,
     FAILED,
@@ -83,8 +83,8 @@ class Entry:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all runs of the chain are there."""
-        return begins_with_known_run(self.chain[0])
+        """True if all runs of the chain are there."""
+        return has_original_base(self.chain[0])
 
     @cached_property
     def qualities(self) -> dict[tuple[str, str], Quality]:

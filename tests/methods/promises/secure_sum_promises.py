@@ -139,6 +139,7 @@ class SecureSumPromises(SecureFederations):
         grid = secure.grid()
         plan, run = open_model(str(secure.model)).plan, parse(secure.config())
         random = np.random.default_rng(0)
+        changed = list[str]()
 
         def lie(request: Message, reply: Message) -> Message:
             body = read(reply.content)
@@ -156,11 +157,13 @@ class SecureSumPromises(SecureFederations):
                         else random.integers(1 << 63, size=words.shape, dtype=np.uint64)
                     )
                     clear_padding(words, specs[key][name])
+                    changed.append(name)
                 body.blobs[key] = pack_tensors(tensors)
             return Message(write(body), reply_to=request)
 
         grid.tamper[2] = lie
         assert summary(secure.run(grid))["status"] == "completed"
+        assert changed
 
     @pytest.mark.parametrize("step", STEPS)
     def test_below_the_threshold_nothing_is_unmasked(self, secure: Bench, step: str) -> None:
