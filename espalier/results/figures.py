@@ -136,7 +136,8 @@ def evaluated(run: FinishedRun) -> list[Quality]:
 def evaluated_of_client(run: FinishedRun, name: str) -> list[Quality]:
     """Return the measures of a client's own model, with its value in place of the mean."""
     clients = run.summary.get("clients") or ()
-    own = next((one.get("metrics", {}) for one in clients if one.get("site") == name), {})
+    found = (one.get("metrics", {}) for one in clients if one.get("site") == name)
+    own: Mapping[str, float | None] = next(found, {})
     return [
         replace(one, values={**one.values, FEDERATED: value}, of_clients=())
         for one in qualities(run)
