@@ -59,7 +59,7 @@ def measure(run: FinishedRun, max_clients: int | None = None, base: str | None =
     }
     write_json(run.path / FILE, document)
     if load > (os.cpu_count() or 1):
-        print(f"measured     the machine was busy (load {load}), so speeds may be far off")
+        print(f"note         the machine was busy (load {load}), so these speeds may be far off")
 
 
 def _in_words(figures: Mapping[str, Any]) -> str:
