@@ -201,3 +201,28 @@ def test_code_of_the_family_is_imported_before_the_measurement(tmp_path: Path) -
         " sys.exit('transformers.models.llama.modeling_llama' not in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_models_take_turns_and_the_best_figures_count(
+    tmp_path: Path, shared: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine is busy for the first two measurements and for the last one."""
+    folder = Bench(tmp_path, "flap", {}, num_clients=2, home=shared).run()
+    measured_models = []
+    speeds = iter([1.0, 2.0, 50.0, 60.0, 40.0, 3.0])
+
+    def measured_apart(paths: dict[str, Path], *_: Any) -> dict[str, Any]:
+        measured_models.append(paths["model"])
+        speed = next(speeds)
+        written = None if speed == 50.0 else speed
+        return MODEL | {
+            "prompt_tokens_per_second": speed, "new_tokens_per_second": written,
+            "load_seconds": 1 / speed,
+        }  # fmt: skip
+
+    monkeypatch.setattr("espalier.results.speed.measured_apart", measured_apart)
+    measure(open_run(folder))
+    assert measured_models == [shared.model, folder / "model"] * 3
+    dense, federated = json.loads((folder / FILE).read_text())["models"]
+    assert (dense["prompt_tokens_per_second"], dense["new_tokens_per_second"]) == (50.0, 40.0)
+    assert (federated["prompt_tokens_per_second"], federated["load_seconds"]) == (60.0, 1 / 60)
