@@ -3,6 +3,7 @@
     espalier run                                  run the demo
     espalier run fedprllm pruning.sparsity=0.6    run a preset of conf/ with other settings
     espalier run num-clients=16                   simulate any number of clients
+    espalier run llm-pruner --recover             prune a model, then tune the result
     espalier run two-sites --superlink HOST:9093  run on the sites connected to a SuperLink
     espalier plan fedsoda model=config-only       estimate bytes, memory, disk and time of a run
     espalier runs                                 list runs with their status and main figures

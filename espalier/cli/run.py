@@ -47,6 +47,12 @@ def add_run(commands: Commands) -> None:
         help="do not measure memory and tokens per second of the base model and the result at the"
         " end of a simulation",
     )
+    parser.add_argument(
+        "--recover",
+        action="store_true",
+        help="tune the pruned model afterwards (preset recover), with the same clients and data;"
+        " settings hold for the runs that read them",
+    )
     parser.set_defaults(execute=_execute)
 
 
@@ -86,6 +92,8 @@ class RunRequest:
 
 def _execute(args: argparse.Namespace) -> int:
     """Run the app as the parsed command line says."""
+    from espalier.cli.recovery import run_and_recover
+
     request = RunRequest(
         args.arguments,
         args.words,
@@ -95,13 +103,26 @@ def _execute(args: argparse.Namespace) -> int:
         args.root_certificates,
         not args.no_measure,
     )
-    return run(request)
+    return run_and_recover(request) if args.recover else run(request)
 
 
 def run(request: RunRequest) -> int:
     """Run the app and return the exit code of the command."""
+    return run_to_end(request)[0]
+
+
+def run_to_end(request: RunRequest) -> tuple[int, str]:
+    """Run the app, and return the exit code and the run directory.
+
+    The directory is that on the SuperLink's machine, and empty if the run did not start.
+    """
     take_interrupts()
     watched = WatchedRun("give the same command again", lambda path: _resuming(request, path))
+    return _exit_code(request, watched), watched.directory
+
+
+def _exit_code(request: RunRequest, watched: WatchedRun) -> int:
+    """Run the app, report why it did not complete, and return the exit code."""
     try:
         return _run(request, watched)
     except RefusedError:

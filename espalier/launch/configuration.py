@@ -86,7 +86,7 @@ def configuration(
         raise InputError(
             f"more than one preset: {', '.join(presets)}; give one preset and key=value pairs"
         )
-    pairs = [_pair(word, defaults) for word in words if "=" in word]
+    pairs = [read_pair(word, defaults) for word in words if "=" in word]
     given = dict(pairs)
     for key, value in pairs:
         if value != given[key]:
@@ -157,8 +157,11 @@ def resolve(
     return flat, parse(flat, simulation=True)
 
 
-def _pair(word: str, defaults: Config) -> tuple[str, Any]:
-    """Split ``key=value``; the value is read as TOML, if it is TOML and the key wants no string."""
+def read_pair(word: str, defaults: Config) -> tuple[str, Any]:
+    """Split ``key=value``; the value is read as TOML, if it is TOML and the key wants no string.
+
+    Raises InputError if the key is missing.
+    """
     key, _, text = word.partition("=")
     if not key.strip():
         raise InputError(f"{word}: has no key; write key=value, for instance num-clients=4")

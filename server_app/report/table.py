@@ -7,6 +7,7 @@ from rich.table import Table
 
 from espalier.amounts import count, duration, figure
 from espalier.messages.ledger import Traffic
+from espalier.results.base_chain import chain_of
 from espalier.results.figures import Size
 from espalier.results.run_status import LONGEST_REASON
 from server_app.report.summary import COLUMNS, Summary
@@ -53,7 +54,7 @@ def show(summary: Summary, traffic: Traffic) -> None:
     ]
     for column in rows:
         table.add_row(
-            LABELS[column],
+            _label(summary, column),
             *figures[column],
             *_size(summary, column),
             *([_sparsity(summary, column)] if sparsity else []),
@@ -68,6 +69,14 @@ def show(summary: Summary, traffic: Traffic) -> None:
         table.add_row("chance", *chances, *["-"] * len(after))
     Console(width=WIDTH, color_system=None).print(table)
     _show_notes(summary)
+
+
+def _label(summary: Summary, column: str) -> str:
+    """Return the name of a row; a base that another run made is not called dense."""
+    chain = chain_of(summary.model)
+    if column == "dense" and chain[0].run is not None:
+        return f"base ({chain[0].method})"
+    return LABELS[column]
 
 
 def _show_notes(summary: Summary) -> None:

@@ -1,5 +1,6 @@
 """Sparsity in the table of a run, and the notes about it."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -215,3 +216,17 @@ def test_the_note_stands_below_the_table(
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].startswith("local-baseline and centralized: 56.67% instead of 60.00%")
     assert lines[-2].startswith("└")
+
+
+def test_base_that_another_run_made_is_not_called_dense(
+    model: OpenedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(model.directory, run / "model")
+    (run / "settings.toml").write_text("")
+    document = {"method": "flap", "status": "completed", "metrics": []}
+    (run / "summary.json").write_text(json.dumps(document))
+    lines = printed(summary(OpenedModel(run / "model"), 0.5, 0.5), capsys)
+    assert any("base (flap)" in line for line in lines)
+    assert not any("dense" in line for line in lines)
+    assert any("dense" in line for line in printed(summary(model, 0.5, 0.5), capsys))

@@ -1,0 +1,105 @@
+"""``espalier run METHOD --recover``: prune a model, then tune the result with the same clients."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from espalier.cli.run import RunRequest, run, run_to_end
+from espalier.errors import InputError
+from espalier.launch.app import default_config, find_app
+from espalier.launch.configuration import configuration, read_pair
+from espalier.launch.presets import read_preset
+from espalier.results.figures import DENSE, FEDERATED, size_of
+from espalier.results.finished_run import open_run
+from espalier.settings.keys import changed, concerns, flatten, unread
+from espalier.settings.registry import METHODS
+
+PRESET = "recover"
+OF_ONE_RUN = ("method", "model", "resume-from")
+"""Settings that the second run does not take from the first one."""
+
+
+def run_and_recover(request: RunRequest) -> int:
+    """Prune a model, tune the result, and return the exit code of the command.
+
+    Settings of the command line and of its preset hold for each run that reads them, and replace
+    those of the preset ``recover``. Both runs' settings are checked before the first one starts.
+
+    Raises
+    ------
+    InputError
+        The run is on a SuperLink, or its method tunes already; or settings are wrong.
+    """
+    if request.superlink is not None:
+        raise InputError(
+            "--recover: is for simulations, because a result on a SuperLink is on that machine; run"
+            f" the method, then `espalier run {PRESET} model=...`"
+        )
+    app = find_app(request.app)
+    own, further = words_of_runs(app, request.words)
+    _, settings = configuration(app, own, on_this_machine=True)
+    if METHODS[settings.method].tunes:
+        raise InputError(
+            f"--recover: {settings.method} tunes the model itself; leave --recover out, or choose a"
+            " method that prunes"
+        )
+    configuration(app, [*further, f"model={settings.model}"], on_this_machine=True)
+    code, directory = run_to_end(replace(request, words=own))
+    if code:
+        return code
+    words = [*further, f"model={Path(directory) / 'model'}"]
+    if has_zeros(Path(directory)) and not any(
+        word.startswith("lora.keep-zeros=") for word in words
+    ):
+        words.append("lora.keep-zeros=true")
+    return run(replace(request, words=words, arguments=["run", *words, *_options(request)]))
+
+
+def words_of_runs(app: Path, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words of the run that prunes, and those of the run that tunes, without its model.
+
+    A setting that neither reads stays with the first run, which refuses it.
+    """
+    defaults = flatten(default_config(app))
+    presets = [word for word in words if "=" not in word]
+    pairs = {word: read_pair(word, defaults) for word in words if "=" in word}
+    given = dict(pairs.values())
+    preset = flatten(read_preset(app, presets[0])) if presets else {}
+    recover = flatten(read_preset(app, PRESET))
+    inherited = {
+        f"{key}={value if isinstance(value, str) else json.dumps(value)}": (key, value)
+        for key, value in preset.items()
+        if key in changed(preset) and key not in given
+    }
+    pruning = {**defaults, **preset, **given}
+    tuning = {**recover, **dict(inherited.values()), **given, "method": recover["method"]}
+    further = [
+        word
+        for word, (key, _) in {**inherited, **pairs}.items()
+        if key not in OF_ONE_RUN and _is_read(key, tuning)
+    ]
+    moved = {word for word in further if word in pairs and not _is_read(pairs[word][0], pruning)}
+    return [word for word in words if word not in moved], [PRESET, *further]
+
+
+def _is_read(key: str, flat: Mapping[str, Any]) -> bool:
+    """Return whether a run with these settings reads a key."""
+    return concerns(key, str(flat["method"])) and key not in unread(flat)
+
+
+def _options(request: RunRequest) -> list[str]:
+    """Return the options of the command that both runs have."""
+    options = [] if request.measures else ["--no-measure"]
+    if request.app is not None:
+        options += ["--app", request.app]
+    if request.gpus_per_client:
+        options += ["--gpus-per-client", str(request.gpus_per_client)]
+    return options
+
+
+def has_zeros(directory: Path) -> bool:
+    """Return whether a run set weights to zero: its result is as large as its base."""
+    found = open_run(directory)
+    return size_of(found, DENSE).parameters == size_of(found, FEDERATED).parameters
