@@ -20,6 +20,9 @@ from benchmarks.leakage.trained_replies import (
     Generator,
     InnerMatrices,
     LastBlocks,
+    OfDevices,
+    OwnRank,
+    Stacked,
     TrainedReplies,
 )
 from benchmarks.membership.kinds import TUNING
@@ -31,6 +34,9 @@ SAMPLING_RATE = 0.25
 
 TRAINED: dict[str, type[TrainedReplies]] = {
     "FedPETuning, adapters of one round": Adapters,
+    "HetLoRA, adapters of one round": OwnRank,
+    "FLoRA, adapters of one round": Stacked,
+    "FedSpine, adapters of one round": OfDevices,
     "Fed-SB, inner matrices": InnerMatrices,
     "FedSODA, adapters of the last blocks": LastBlocks,
     "SFT-P, generator with LoRA": Generator,

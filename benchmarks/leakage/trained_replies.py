@@ -131,6 +131,24 @@ class Adapters(TrainedReplies):
         return self.base, merged(self.plan, plain)
 
 
+class OwnRank(Adapters):
+    """HetLoRA's adapters of a client with the highest rank."""
+
+    METHOD: ClassVar[Mapping[str, Any]] = {**TUNING, "method": "hetlora"}
+
+
+class Stacked(Adapters):
+    """FLoRA's adapters, which the server stacks."""
+
+    METHOD: ClassVar[Mapping[str, Any]] = {**TUNING, "method": "flora"}
+
+
+class OfDevices(Adapters):
+    """FedSpine's adapters of the first round, in which nothing is removed yet."""
+
+    METHOD: ClassVar[Mapping[str, Any]] = {**TUNING, "method": "fedspine"}
+
+
 class InnerMatrices(Adapters):
     """Fed-SB's matrices between the frozen factors of LoRA."""
 
