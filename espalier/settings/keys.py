@@ -256,6 +256,11 @@ def as_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def _quoted(value: Any) -> str:
+    """Return a value as TOML writes it: strings in quotes, booleans in lower case."""
+    return as_text(value) if isinstance(value, bool) else repr(value)
+
+
 def _possible(method: str, table: type[Table], key: str) -> tuple[Any, ...]:
     """Return the values that a key may have with a method; empty if they cannot be listed."""
     if table is FederationSettings and key in OF_THE_METHOD:
@@ -278,8 +283,8 @@ def unread_by_hand(flat: Mapping[str, Any], method: str, by_hand: Collection[str
             lines.append(unknown_key(key, keys_in_order(method)))
         elif key in found:
             choice, remedy = found[key]
-            why = f"{choice} = {values[choice]!r} does not read it"
-            lines.append(f"{key} = {flat[key]!r}: {why}; leave it out, or choose {remedy}")
+            why = f"{choice} = {_quoted(values[choice])} does not read it"
+            lines.append(f"{key} = {_quoted(flat[key])}: {why}; leave it out, or choose {remedy}")
     return lines
 
 
@@ -303,4 +308,5 @@ def _unread(key: str, value: Any, method: str) -> str:
     ]
     remedies = [f"set {' or '.join(namesakes)}"] if namesakes else ["leave it out"]
     remedies.append(f"choose method = {' or '.join(map(repr, readers))}")
-    return f"{key} = {value!r}: method = {method!r} does not read it; {', or '.join(remedies)}"
+    why = f"method = {method!r} does not read it"
+    return f"{key} = {_quoted(value)}: {why}; {', or '.join(remedies)}"

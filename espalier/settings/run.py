@@ -173,8 +173,7 @@ def parse(
     nested, mistakes = _nested(flat)
     method, more = _method_of(nested)
     mistakes += more
-    if method:
-        mistakes += unread_by_hand(flat, method, by_hand)
+    not_read = unread_by_hand(flat, method, by_hand) if method else []
     valid, more = _validated_tables(nested, method)
     mistakes += more
     settings = None
@@ -198,6 +197,9 @@ def parse(
     if "data" in valid and ("task" in valid or "task" not in tables_of(method or "")):
         task = valid.get("task", TaskSettings())
         mistakes += wrong_combinations(valid["data"], task, num_clients, simulation)
+    # Where another line says why a method has no use for a key, that is enough.
+    known = {line.partition(" = ")[0] for line in mistakes}
+    mistakes += [line for line in not_read if line.partition(" = ")[0] not in known]
     if settings is None or mistakes:
         raise InputError(
             "the run's settings are wrong:\n" + "\n".join(f"  {line}" for line in mistakes)

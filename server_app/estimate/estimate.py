@@ -15,6 +15,7 @@ from espalier.amounts import count, duration
 from espalier.amounts import size as as_size
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.message import Kind
+from espalier.methods.tuning.adapters.tensors import of_all_rounds
 from espalier.settings.registry import METHODS, part
 from espalier.settings.run import RunSettings
 from server_app.estimate.messages.dry_run import Case
@@ -165,7 +166,7 @@ class Plan:
         ]
         strategy = self.traffic.strategy
         if isinstance(strategy, DryTuning):
-            trained = strategy.averaged.num_parameters
+            trained = of_all_rounds(strategy.averaged, self.settings).num_parameters
             lines.append(f"a client trains {trained:,} parameters at most")
         return lines
 

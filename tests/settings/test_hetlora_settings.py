@@ -50,7 +50,8 @@ def test_the_largest_rank_is_that_of_the_adapters(ranks: str, largest: int) -> N
     with pytest.raises(EspalierError) as caught:
         parse(hetlora(lora__ranks=ranks, lora__rank=8))
     expected = (
-        f"lora.ranks = '{ranks}': the largest is {largest}, that of lora.rank is 8; make them equal"
+        f"lora.ranks = '{ranks}': the largest is {largest}, and lora.rank is 8; set"
+        f" lora.rank={largest}, or give a client the rank 8"
     )
     assert str(caught.value).splitlines()[1:] == [f"  {expected}"]
 
@@ -69,8 +70,8 @@ def test_clients_must_have_the_largest_rank() -> None:
     with pytest.raises(EspalierError) as caught:
         parse(hetlora(lora__ranks="2,4,8", num_clients=2))
     expected = (
-        "lora.ranks = '2,4,8': the largest of the first 2 (num-clients) is 4, that of lora.rank"
-        " is 8; make them equal"
+        "lora.ranks = '2,4,8': the largest of the first 2 (num-clients) is 4, and lora.rank"
+        " is 8; set lora.rank=4, or give a client the rank 8"
     )
     assert str(caught.value).splitlines()[1:] == [f"  {expected}"]
     for ranks, clients in (("2,4,8", 3), ("8,4,2", 2), ("2,8", 100), ("8,2,16", 2)):

@@ -150,6 +150,20 @@ def test_names_of_other_programs_are_not_keys_and_what_they_name_is() -> None:
     assert set(FOREIGN.values()) <= set(known)
 
 
+def test_one_line_per_unread_key() -> None:
+    """The line with the reason is enough, and values are written as in TOML."""
+    for given, reason in (
+        ({"method": "hetlora", "federation.secure-sum": True}, "weights clients by the norm"),
+        ({"method": "flora", "federation.wire-dtype": "nf4"}, "sums updates exactly"),
+    ):
+        with pytest.raises(EspalierError, match=reason) as caught:
+            parse(given, by_hand=[key for key in given if key != "method"])
+        _, *lines = str(caught.value).splitlines()
+        assert len(lines) == 1
+    with pytest.raises(EspalierError, match=r"lora.merge = true: method = 'flap' does not read"):
+        parse({"method": "flap", "lora.merge": True}, by_hand=["lora.merge"])
+
+
 def test_value_by_hand_must_concern_method() -> None:
     config = DEFAULTS | {"pruning.ratio": 0.7, "fedspallm.aggregation": "mean", "lora.ranks": "2"}
     assert parse(config) == parse({})

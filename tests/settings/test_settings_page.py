@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from espalier.flower.programs import read_node_config
-from espalier.launch.configuration import _pair
+from espalier.launch.configuration import read_pair
 from espalier.launch.presets import preset_files
 from espalier.methods.tuning.hetlora import HetLoRASettings
 from espalier.settings.keys import as_text, default_values
@@ -90,7 +90,7 @@ def test_every_key_is_described_and_documented(name: str) -> None:
 def test_every_key_takes_its_default_as_text(name: str) -> None:
     """As after ``espalier run``."""
     default = KEYS[name].default
-    read = _pair(f"{name}={as_text(default)}", PYPROJECT_KEYS)
+    read = read_pair(f"{name}={as_text(default)}", PYPROJECT_KEYS)
     assert read == (name, default)
     assert type(read[1]) is type(default)
 

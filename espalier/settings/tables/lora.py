@@ -177,6 +177,6 @@ def largest_rank_faults(ranks: str, lora: LoraSettings, num_clients: int) -> lis
         return []
     of_clients = "" if taken == given else f" of the first {num_clients} (num-clients)"
     return [
-        f"lora.ranks = '{ranks}': the largest{of_clients} is {largest}, that of"
-        f" lora.rank is {lora.rank}; make them equal"
+        f"lora.ranks = '{ranks}': the largest{of_clients} is {largest}, and lora.rank is"
+        f" {lora.rank}; set lora.rank={largest}, or give a client the rank {lora.rank}"
     ]

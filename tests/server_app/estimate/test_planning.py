@@ -367,3 +367,22 @@ def test_configuration_file_is_left_alone(seven_billion: Path) -> None:
         pass
     assert json.loads(before) == json.loads((seven_billion / "config.json").read_text())
     assert [file.name for file in seven_billion.iterdir() if file.suffix == ".safetensors"] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        # Rank 2 on two matrices per block, of 64 by 64 and of 32 by 64.
+        ({"method": "fedpetuning"}, 5 * 2 * (64 + 64 + 64 + 32)),
+        ({"method": "fedpetuning", "fedpetuning__aggregation": "ffa"}, 5 * 2 * (64 + 32)),
+        ({"method": "flora"}, 5 * 2 * (64 + 64 + 64 + 32)),
+        ({"method": "fed-sb"}, 5 * 2 * 2 * 2),
+    ],
+)
+def test_trained_parameters_are_those_of_a_client(
+    tiny: Path, changes: dict[str, Any], expected: int
+) -> None:
+    """FLoRA's result is folded into the base, and what clients train is not."""
+    settings = settings_of(tiny, lora__rank=2, lora__alpha=4.0, **changes)
+    text = Plan(settings, OpenedModel(tiny)).long(Speeds(1.0, 1.0))
+    assert f"a client trains {expected:,} parameters at most" in text
