@@ -35,12 +35,13 @@ LABELS = {
 }
 LINES = (
     (DENSE, "dense", "--"),
-    (ALONE, "a client alone", ":"),
-    ("FedEx-LoRA", "mean of the updates B A (FedEx-LoRA)", "-."),
+    (ALONE, "local baseline", ":"),
 )
-"""Arms that are lines, with labels and styles; nothing averages better than the dense mean."""
+"""Arms that are lines, with labels and styles."""
+DENSE_MEAN = ("FedEx-LoRA", "dense mean of the updates (FedEx-LoRA)", "-.")
+"""Line at equal steps; with equal bytes this arm has fewer steps than others."""
 PAIRS = (
-    *(Pair(name, BASE) for name in ("a client alone", "HetLoRA", "FedSODA", "FedOT", "FedBiOT")),
+    *(Pair(name, BASE) for name in (ALONE, "HetLoRA", "FedSODA", "FedOT", "FedBiOT")),
     *(Pair(name, BASE) for name in LORA if name not in (BASE, "HetLoRA")),
     *(Pair(name, "HetLoRA") for name in ("HetLoRA, svd", "raFLoRA, zero-pad", "FLoRA")),
     Pair("raFLoRA", "HetLoRA, svd"),
@@ -114,7 +115,8 @@ def write_report(
     lines += [picture(path, title), ""]
     lines += energy_section(path, conditions)
     path.with_suffix(".md").write_text("\n".join(lines))
-    draw(_figure(rows), path, title)
+    lines_drawn = LINES if "rounds" in conditions else (*LINES, DENSE_MEAN)
+    draw(_figure(rows, lines_drawn), path, title)
 
 
 def _cell(rows: Sequence[Row], figure: str, seeds: int) -> str:
@@ -126,10 +128,10 @@ def _cell(rows: Sequence[Row], figure: str, seeds: int) -> str:
     return text if len(values) == seeds else f"{text} ({len(values)})"
 
 
-def _figure(rows: Rows) -> StudyFigure:
+def _figure(rows: Rows, lines: Sequence[tuple[str, str, str]]) -> StudyFigure:
     """Return the figure of scores and bytes, a row for each arm that sends something.
 
-    Uniform guessing is in the table; its loss is too far from those of a pretrained model.
+    ``lines`` are arms that are lines, with labels and styles. Uniform guessing is in the table; its loss is too far from those of a pretrained model.
     """
     sent: dict[str, list[float]] = {}
     for row in rows.rows:
@@ -149,7 +151,7 @@ def _figure(rows: Rows) -> StudyFigure:
             [Series("", looks, {arm: values[arm] for arm in arms if arm in values})],
             [
                 Reference(label, fmean(values[arm]), Look(GREY, "", line))
-                for arm, label, line in LINES
+                for arm, label, line in lines
                 if arm in values
             ],
             # With labels as answers, tuning divides the loss by ten and more.

@@ -17,7 +17,7 @@ COSTS = ("megabytes_up", "megabytes_down", "million_parameters", "client_seconds
 FIGURES = (*SCORES, "perplexity", *COSTS)
 DENSE = "dense"
 CHANCE = "chance"
-ALONE = "a client alone"
+ALONE = "local baseline"
 """Row of FedPETuning's local baselines."""
 PRUNING = (
     "num-clients",

@@ -58,13 +58,13 @@ def test_rows_are_the_scores_of_the_runs(
     energy = rows_beside(path, CONDITIONS)
     measure_arms(bench, rows, str(tmp_path / "public.txt"), ARMS, {}, energy)
     found = {row["arm"]: row for row in rows.rows}
-    assert list(found) == ["dense", "chance", "a client alone", *ARMS]
+    assert list(found) == ["dense", "chance", "local baseline", *ARMS]
     (run,) = (bench.work / "0-FedPETuning" / "runs").iterdir()
     document = json.loads((run / "summary.json").read_text())
     (accuracy,) = (one["values"] for one in document["metrics"] if one["name"] == "acc")
     assert float(found["dense"]["acc"]) == pytest.approx(accuracy["dense"], rel=1e-5)
     alone = accuracy["local_baseline"]
-    assert float(found["a client alone"]["acc"]) == pytest.approx(alone, rel=1e-5)
+    assert float(found["local baseline"]["acc"]) == pytest.approx(alone, rel=1e-5)
     assert float(found["FedPETuning"]["megabytes_up"]) == pytest.approx(
         document["bytes_up"] / 2e6, rel=1e-5
     )
