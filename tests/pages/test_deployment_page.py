@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from espalier.cli.command import _parser
+from espalier.cli.recovery import words_of_runs
 from espalier.flower.programs import read_node_config
 from espalier.launch.configuration import configuration
 from espalier.launch.sweep_grid import cells_of
@@ -135,6 +136,8 @@ def test_espalier_takes_the_words(command: list[str]) -> None:
     runs = [given.words]
     if given.command == "sweep":
         runs = [list(cell.words) for cell in cells_of(given.words)]
+    elif given.command == "run" and given.recover:
+        runs = list(words_of_runs(ROOT, given.words))
     for words in runs:
         configuration(ROOT, words, on_this_machine=False)
     if given.command == "check-node":
