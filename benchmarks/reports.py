@@ -35,6 +35,7 @@ from benchmarks.speed import structured
 from benchmarks.studies import report as fedprllm_report
 from benchmarks.studies.rows import Rows as CellRows
 from benchmarks.study_command import exit_status, new_parser
+from benchmarks.task_runs import overview
 from benchmarks.task_runs import report as task_runs_report
 from benchmarks.task_runs import study as task_runs_study
 from benchmarks.tuning import partitions
@@ -168,6 +169,7 @@ REPORTS: dict[str, Report | None] = {
     "size-and-speed": _size_and_speed,
     "structured-": _structured,
     "task-runs-": _task_runs,
+    "federated-lora": overview.write_report,
     # Their measurements cannot be made into a report again.
     "plan": None,
     "membership": None,

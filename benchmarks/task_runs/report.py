@@ -131,7 +131,8 @@ def _cell(rows: Sequence[Row], figure: str, seeds: int) -> str:
 def _figure(rows: Rows, lines: Sequence[tuple[str, str, str]]) -> StudyFigure:
     """Return the figure of scores and bytes, a row for each arm that sends something.
 
-    ``lines`` are arms that are lines, with labels and styles. Uniform guessing is in the table; its loss is too far from those of a pretrained model.
+    ``lines`` are arms that are lines, with labels and styles. Uniform guessing is in the table; its
+    loss is too far from those of a pretrained model.
     """
     sent: dict[str, list[float]] = {}
     for row in rows.rows:

@@ -1,0 +1,113 @@
+"""One table and one plot of the federated LoRA methods over several studies of tasks.
+
+``python -m benchmarks.reports DIRECTORY`` writes them from the CSV files of the studies that
+``federated-lora.json`` lists, with the score that each of them is compared by.
+"""
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks.reporting.looks import look_of_arm
+from benchmarks.reporting.panels import Panel, Reference, Series, StudyFigure, draw, picture
+from benchmarks.reporting.tables import head_of, mean_and_spread
+from benchmarks.task_runs.arms import LORA
+from benchmarks.task_runs.report import DENSE_MEAN, LABELS
+from benchmarks.task_runs.study import ALONE, DENSE
+from espalier.results.style import GREY, Look
+
+TITLE = "Federated LoRA methods on SmolLM2-135M"
+Values = dict[str, list[float]]
+"""Values over seeds by arm."""
+
+
+def write_report(path: Path, conditions: Mapping[str, Any]) -> None:
+    """Write ``<path>.md`` and the figure ``<path>.svg``.
+
+    Parameters
+    ----------
+    path : the study, a path without suffix; the studies' files are beside it
+    conditions : ``studies``, each with ``name``, ``title``, ``figure`` (``loss`` or ``acc``) and
+        ``equal`` (``steps`` or ``bytes``)
+    """
+    studies = conditions["studies"]
+    found = [_rows_of(path.with_name(f"{one['name']}.csv")) for one in studies]
+    scores = [_values(rows, one["figure"]) for rows, one in zip(found, studies, strict=True)]
+    arms = [arm for arm in LORA if all(arm in values for values in scores)]
+    sent = _megabytes(found[0])
+    heads = [f"{one['title']}: {_short(one['figure'])}" for one in studies]
+    lines = [
+        f"# {TITLE}",
+        "",
+        "Mean ± sample standard deviation over three seeds; loss: lower is better, accuracy: higher"
+        " is better. MB are those of one client in both directions, in the run of"
+        f" {studies[0]['title']}. Studies: "
+        + ", ".join(f"[{one['title']}](./{one['name']}.md)" for one in studies)
+        + ".",
+        "",
+        *head_of([*heads, "MB"], numbers=True),
+    ]
+    for arm in (DENSE, ALONE, *arms):
+        cells = [_cell(values.get(arm, [])) for values in scores]
+        megabytes = f"{fmean(sent[arm]):.1f}" if arm in sent else ""
+        lines.append(f"| {arm} | " + " | ".join([*cells, megabytes]) + " |")
+    lines += ["", picture(path, TITLE), ""]
+    path.with_suffix(".md").write_text("\n".join(lines))
+    draw(_figure(studies, scores, arms), path, TITLE)
+
+
+def _cell(values: Sequence[float]) -> str:
+    """Return mean and deviation; only the mean of values that are all equal, as the base's are."""
+    if not values:
+        return ""
+    return mean_and_spread(values if len(set(values)) > 1 else values[:1], 3)
+
+
+def _short(figure: str) -> str:
+    return "accuracy" if figure == "acc" else "loss"
+
+
+def _rows_of(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def _values(rows: Sequence[Mapping[str, str]], figure: str) -> Values:
+    found: Values = {}
+    for row in rows:
+        if row[figure]:
+            found.setdefault(row["arm"], []).append(float(row[figure]))
+    return found
+
+
+def _megabytes(rows: Sequence[Mapping[str, str]]) -> Values:
+    """Return the MB of one client in both directions."""
+    up, down = (_values(rows, f"megabytes_{way}") for way in ("up", "down"))
+    return {arm: [fmean(up[arm]) + fmean(down[arm])] for arm in up}
+
+
+def _figure(
+    studies: Sequence[Mapping[str, str]], scores: Sequence[Values], arms: Sequence[str]
+) -> StudyFigure:
+    """Return the figure: a panel for each study, a row for each of these methods."""
+    looks = {arm: look_of_arm(arm) for arm in arms}
+    panels = []
+    for one, values in zip(studies, scores, strict=True):
+        lines = [(ALONE, "local baseline", ":")]
+        if one["equal"] == "steps":
+            lines.append(DENSE_MEAN)
+        panels.append(
+            Panel(
+                one["title"],
+                LABELS[one["figure"]],
+                [Series("", looks, {arm: values[arm] for arm in arms})],
+                [
+                    Reference(label, fmean(values[arm]), Look(GREY, "", line))
+                    for arm, label, line in lines
+                    if arm in values
+                ],
+            )
+        )
+    return StudyFigure(panels, 2, "Mean ± standard deviation over 3 seeds", rows=True)
