@@ -82,6 +82,13 @@ def chain_of(model: OpenedModel) -> list[Base]:
     return [own, *read_chain(summary.get(KEY) or ())]
 
 
+def title_of(chain: Sequence[Base]) -> str:
+    """Return what tables call the base of a run; one that another run made is not dense."""
+    if not chain or chain[0].run is None:
+        return "dense"
+    return f"base ({chain[0].method})"
+
+
 def write_chain(directory: Path, model_sha256: str, run: str, made: Mapping[str, Any]) -> None:
     """Write the chain of a result into its export.
 

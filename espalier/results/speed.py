@@ -18,6 +18,8 @@ from typing import Any
 
 from espalier.amounts import size
 from espalier.errors import InputError
+from espalier.results.base_chain import KEY, read_chain, title_of
+from espalier.results.figures import DENSE, FEDERATED
 from espalier.results.finished_run import FinishedRun
 from espalier.results.sources import Source, base_model_of, client_of, result_of
 from espalier.storage.atomic import write_json
@@ -47,10 +49,12 @@ def measure(run: FinishedRun, max_clients: int | None = None, base: str | None =
     """
     sources = _sources_of(run, max_clients, base)
     threads = int(run.summary["threads"])
-    print(f"measuring    memory and speed of {', '.join(sources)}", flush=True)
+    titles = {DENSE: title_of(read_chain(run.summary.get(KEY, ())))}
+    told = ", ".join(titles.get(name, name) for name in sources)
+    print(f"measuring    memory and speed of {told}", flush=True)
     figures = _in_turns(sources, threads)
-    for name in sources:
-        print(f"measured     {name}: {_in_words(figures[name])}", flush=True)
+    for name, found in figures.items():
+        print(f"measured     {titles.get(name, name)}: {_in_words(found)}", flush=True)
     load = round(os.getloadavg()[0], 1)
     document = {
         **CONDITIONS,
@@ -133,8 +137,8 @@ def _sources_of(run: FinishedRun, max_clients: int | None, base: str | None) -> 
     """Return the base model and the results, by their names in the file."""
     results = {name: client_of(run, name) for name in list(run.client_models)[:max_clients]}
     if not results:
-        results["federated"] = result_of(run, base, same=True)
-    return {"dense": base_model_of(run, base, same=True), **results}
+        results[FEDERATED] = result_of(run, base, same=True)
+    return {DENSE: base_model_of(run, base, same=True), **results}
 
 
 def measured_apart(

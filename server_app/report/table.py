@@ -7,7 +7,7 @@ from rich.table import Table
 
 from espalier.amounts import count, duration, figure
 from espalier.messages.ledger import Traffic
-from espalier.results.base_chain import chain_of
+from espalier.results.base_chain import chain_of, title_of
 from espalier.results.figures import Size
 from espalier.results.run_status import LONGEST_REASON
 from server_app.report.summary import COLUMNS, Summary
@@ -17,7 +17,6 @@ SPOILT = 0.05
 WIDTH = 160
 """Maximum width of a table in characters; it is narrower if possible."""
 LABELS = {
-    "dense": "dense",
     "local_baseline": "local-baseline (mean)",
     "centralized": "centralized",
     "federated": "federated",
@@ -73,10 +72,7 @@ def show(summary: Summary, traffic: Traffic) -> None:
 
 def _label(summary: Summary, column: str) -> str:
     """Return the name of a row; a base that another run made is not called dense."""
-    chain = chain_of(summary.model)
-    if column == "dense" and chain[0].run is not None:
-        return f"base ({chain[0].method})"
-    return LABELS[column]
+    return title_of(chain_of(summary.model)) if column == "dense" else LABELS[column]
 
 
 def _show_notes(summary: Summary) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import NormalDist
 
-from espalier.results.base_chain import read_chain
+from espalier.results.base_chain import read_chain, title_of
 from espalier.results.figures import DENSE, Quality, num_digits, qualities
 from espalier.results.finished_run import FinishedRun
 from espalier.results.model_chain import runs_behind
@@ -108,10 +108,7 @@ def comparisons_of(run: FinishedRun) -> list[Comparison]:
 
 def names_of(run: FinishedRun) -> dict[str, str]:
     """Return the name of each column; a base that another run made is not called dense."""
-    chain = read_chain(run.summary.get("base", ()))
-    if not chain or chain[0].run is None:
-        return COLUMNS
-    return COLUMNS | {"dense": f"base ({chain[0].method})"}
+    return COLUMNS | {"dense": title_of(read_chain(run.summary.get("base", ())))}
 
 
 def first_run(run: FinishedRun) -> FinishedRun | None:

@@ -120,6 +120,7 @@ def _content(run: FinishedRun) -> dict[str, Any]:
         "status": run_status(run.path)[0],
         "verdict": verdict(run, comparisons),
         "columns": {column: name for column, name in names_of(run).items() if column in present},
+        "names": names_of(run),
         "comparisons": comparisons,
         "by_round": method in METHODS and METHODS[method].measured_by_round,
         "task_rows": (task_rows := stored_rows(run)),

@@ -107,7 +107,7 @@ error over the items.</p>
 {% if measurements %}
 <div class="scroll"><table>
 {{ head(["measured", "memory", "peak", "load", "prompt", "generation"]) }}
-<tbody>{% for row in measurements.models %}<tr><td>{{ row.name }}</td>
+<tbody>{% for row in measurements.models %}<tr><td>{{ names.get(row.name, row.name) }}</td>
 <td>{{ row.model_memory | size }}</td><td>{{ row.peak_memory | size }}</td>
 <td>{{ row.load_seconds | number(2) }} s</td>
 <td>{{ row.prompt_tokens_per_second | number(1) }} tokens/s</td>

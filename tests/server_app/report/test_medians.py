@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from espalier.amounts import figure
+from espalier.environment.paths import DEMO
+from espalier.hf.opening.opened_model import open_model
 from espalier.messages.ledger import Traffic
 from espalier.settings.run import parse
 from server_app.report.summary import Summary
@@ -15,7 +17,8 @@ def shown(
     capsys: pytest.CaptureFixture[str], local: list[float], **more: Any
 ) -> tuple[Summary, dict[str, list[str]]]:
     """Return the summary and the rows of the printed table by their first cell."""
-    summary = Summary(parse({}), None, 1, "cpu", losses={"public": {"dense": 1.0}}, **more)  # type: ignore[arg-type]
+    model = open_model(DEMO)
+    summary = Summary(parse({}), model, 1, "cpu", losses={"public": {"dense": 1.0}}, **more)
     summary.local_perplexities = {"public": dict(enumerate(local))}
     show(summary, Traffic())
     lines = [
