@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from espalier.settings.keys import GENERAL, private_methods
 from espalier.settings.registry import METHODS, tables_of
-from espalier.settings.tables.data import CLASSIFICATION, OWN_TASKS, DataSettings
+from espalier.settings.tables.data import (
+    ANSWERS,
+    CLASSIFICATION,
+    OWN_TASKS,
+    DataSettings,
+    prompt_fields,
+)
 from espalier.settings.tables.evaluation import BUILT_IN_TEXTS
 from espalier.settings.tables.federation import FederationSettings
 from espalier.settings.tables.lora import LoraSettings
@@ -109,6 +115,11 @@ def wrong_combinations(
     if task.name in OWN_TASKS and not data.prompt:
         lines.append(
             f"data.prompt = '': task.name = '{task.name}' needs it, such as '{{question}}\\n'"
+        )
+    elif task.name in OWN_TASKS and (answer := ANSWERS[task.name]) in prompt_fields(data.prompt):
+        lines.append(
+            f"data.prompt = {data.prompt!r}: contains the field '{answer}', which the model must"
+            " give; leave it out of the prompt"
         )
     if task.name == CLASSIFICATION and not data.labels:
         lines.append("data.labels = '': task.name = 'classification' needs them, comma-separated")

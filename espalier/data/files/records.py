@@ -21,6 +21,13 @@ class Record:
     label: str = ""
 
 
+class FirstLineNamed(dict[str, Any]):
+    """Record whose fields have the names in the first line of its file.
+
+    Where a file lacks a header, that line is a record, so errors do not show it.
+    """
+
+
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,39}")
 """Pattern of field names that errors can show; other names might be private text."""
 MAX_NAMES = 12
@@ -62,12 +69,17 @@ def number_as_text(value: float | Decimal) -> str:
 
 
 def fields_there(record: Mapping[str, Any], *, kinds: bool = True) -> str:
-    """List the fields of a record; fields with unusual names are only counted.
+    """List the fields of a record; fields whose names may be private text are only counted.
 
     Parameters
     ----------
     kinds : whether to add the kinds of the values
     """
+    if isinstance(record, FirstLineNamed):
+        return (
+            f"its first line, which must name the fields, has {count(len(record), 'field')} (not"
+            " shown, because without a header it would be a record)"
+        )
     shown = [name for name in record if NAME.fullmatch(name)][:MAX_NAMES]
     named = [f"{name} ({_kind_in(record, name)})" if kinds else name for name in shown]
     if not record:
@@ -87,7 +99,10 @@ def _kind_in(record: Mapping[str, Any], name: str) -> str:
 
 
 ONE_EACH = "write one JSON object per line"
-TO_UTF8 = "convert it to UTF-8, for example from Windows-1252 or Latin-1: iconv -f CP1252 -t UTF-8"
+TO_UTF8 = (
+    "convert it to UTF-8 from the encoding in which it was written, for example from Windows-1252"
+    " or Latin-1: iconv -f CP1252 -t UTF-8"
+)
 
 
 def json_object(line: bytes, where: str) -> dict[str, Any]:

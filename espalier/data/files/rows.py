@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from espalier.data.files.records import (
+    FirstLineNamed,
     Record,
     fields_there,
     is_label,
@@ -171,13 +172,16 @@ class RowFile(ABC):
             f"{self.path}: the file is empty; name a file that contains {self.CONTENT}"
         )
 
-    def require_columns(self, columns: Sequence[str], there: Sequence[str]) -> None:
+    def require_columns(
+        self, columns: Sequence[str], there: Sequence[str], *, of_first_line: bool = False
+    ) -> None:
         """Refuse a table that lacks a column, or in which two have the same name.
 
         Raises
         ------
         InputError
-            A column is missing; the error names the columns that exist.
+            A column is missing; the error names the columns that exist, unless their names are
+            those of a first line (``of_first_line``).
         """
         places: dict[str, int] = {}
         for place, name in enumerate(there, start=1):
@@ -188,7 +192,7 @@ class RowFile(ABC):
                 )
         for column in columns:
             if column not in there:
-                record = dict.fromkeys(there, "")
+                record = (FirstLineNamed if of_first_line else dict).fromkeys(there, "")
                 raise InputError(
                     f"{self.path} has no field '{column}', {fields_there(record, kinds=False)};"
                     " set data.field, data.group or data.partition-field, or the node's data-field"

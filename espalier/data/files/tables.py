@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from espalier.amounts import count
 from espalier.data.files.compression import (
     GZIP,
     HEAD_BYTES,
@@ -20,7 +21,7 @@ from espalier.data.files.compression import (
 )
 from espalier.data.files.file_kinds import UNPACK, kind_refused
 from espalier.data.files.files import blocks, no_such_file, not_utf8, opened
-from espalier.data.files.records import NAME
+from espalier.data.files.records import NAME, FirstLineNamed
 from espalier.data.files.rows import ClassNumber, Place, PlaceCursor, Row, RowFile, status_of
 from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError, first_line
@@ -69,7 +70,7 @@ class DelimitedRows(RowFile):
             header = self._header(reader)
             if not header:
                 return
-            self.require_columns(columns, header)
+            self.require_columns(columns, header, of_first_line=True)
             alone = (
                 "" if len(header) > 1 else f" (one field, without {self._signs()} in the header)"
             )
@@ -77,9 +78,11 @@ class DelimitedRows(RowFile):
                 where = f"{self.path}: row {number + 1}{alone}"
                 if len(cells) != len(header):
                     raise InputError(
-                        f"{where} has {len(cells)} fields, the header has {len(header)}; {QUOTE}"
+                        f"{where} has {count(len(cells), 'field')}, the header has {len(header)};"
+                        f" {QUOTE}"
                     )
-                yield Row((number, 0), where, dict(zip(header, cells, strict=True)))
+                record = FirstLineNamed(zip(header, cells, strict=True))
+                yield Row((number, 0), where, record)
 
     def _delimiter(self, head: bytes) -> str:
         """Return the delimiter with which the header and the first row have as many fields.

@@ -152,10 +152,13 @@ class Fields:
         if counted and text in map(str, range(len(names))):
             return int(text)
         number = f" and not a number from 0 to {len(names) - 1}" if counted else ""
+        remedy = "list its values in data.labels as they are written, or correct the record"
+        if isinstance(value, bool):
+            remedy = "set data.labels=false,true, or correct the record"
         raise self.refused(
             name,
             f"is not one of the labels {', '.join(names)}{number}, but {kind_of(value)}",
-            "list its values in data.labels as they are written, or correct the record",
+            remedy,
         )
 
     def refused(self, name: str, why: str, remedy: str) -> EspalierError:

@@ -16,8 +16,9 @@ FLOWER_NAME = f"{FLOWER}NAME"
 
 COMPLETION = "completion"
 CLASSIFICATION = "classification"
-OWN_TASKS = (COMPLETION, CLASSIFICATION)
-"""Names of the tasks whose prompt is ``data.prompt``."""
+ANSWERS = {COMPLETION: "answer", CLASSIFICATION: "label"}
+"""Field that the model must give, by tasks whose prompt is ``data.prompt``."""
+OWN_TASKS = tuple(ANSWERS)
 
 
 def prompt_text(template: str) -> str:

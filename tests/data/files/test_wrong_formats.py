@@ -81,7 +81,13 @@ WRONG: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "no column": (
         "a.csv",
         lambda path: path.write_text(f"note\n{SECRET}\n"),
-        "has no field 'text', it has the fields note; set data.field",
+        r"has no field 'text', its first line, which must name the fields, has 1 field \(not shown,"
+        r" .*; set data.field",
+    ),
+    "no header": (
+        "a.csv",
+        lambda path: path.write_text(f"{SECRET},{SECRET}2\nmore,words\n"),
+        "has no field 'text', its first line, which must name the fields, has 2 fields",
     ),
     "no parquet column": (
         "a.parquet",

@@ -211,7 +211,7 @@ def test_a_column_that_is_missing_is_named(tmp_path: Path) -> None:
         EspalierError,
         match=(
             r"row 1 \(one field, without , ; tab \| in the header\) has no field 'asked' for the"
-            " task's field 'instruction', it has the fields question"
+            " task's field 'instruction', its first line, which must name the fields, has 1 field"
         ),
     ):
         client_items(parse(dolly_run(tmp_path / "a.csv", "instruction=asked")), node(tmp_path), 0)

@@ -75,6 +75,8 @@ def test_labels_are_the_options() -> None:
         ({"prompt": "{a[0]}"}, "braces may hold the name of a field only"),
         ({"prompt": "{a:>9}"}, "braces may hold the name of a field only"),
         ({"prompt": "{}"}, "braces may hold the name of a field only"),
+        ({"prompt": "{a} {answer}"}, "contains the field 'answer', which the model must give"),
+        ({"prompt": "{label}", "labels": "a,b"}, "contains the field 'label', which the model"),
         ({"prompt": "{a}", "labels": ""}, r"data\.labels = '': task\.name = 'classification'"),
         ({"prompt": "{a}", "labels": "yes"}, "at least two different labels"),
         ({"prompt": "{a}", "labels": "yes,,no"}, "at least two different labels"),
@@ -117,6 +119,11 @@ def test_the_text_of_a_label_comes_before_its_number(labels: str, values: dict[A
 def test_a_value_that_is_no_label_is_refused(labels: str, value: Any) -> None:
     with pytest.raises(EspalierError, match="field 'label' is not one of the labels"):
         item(settings(prompt="{note}", labels=labels), note="oak", label=value)
+
+
+def test_labels_of_truth_values_are_told() -> None:
+    with pytest.raises(EspalierError, match=r"set data\.labels=false,true, or"):
+        item(settings(prompt="{note}", labels="yes,no"), note="oak", label=True)
 
 
 def test_null_in_a_prompt_is_refused() -> None:
