@@ -96,6 +96,10 @@ def _private(epsilon: float) -> Arm:
     return Arm({"method": "fedpetuning", "federation.client-weights": "equal", **settings})
 
 
+SFT_P_RATES = (0.01, 0.03, 0.1)
+"""Learning rates of SFT-P's generator and embeddings, besides 0.003."""
+
+
 ARMS: dict[str, Arm] = {
     "FedPETuning": Arm({"method": "fedpetuning", "evaluation.local-baseline": True}),
     "HetLoRA": Arm({"method": "hetlora", "lora.ranks": "2,4,8"}),
@@ -111,6 +115,12 @@ ARMS: dict[str, Arm] = {
     "Fed-SB, rank 64": Arm({**FED_SB, "lora.rank": 64, "lora.alpha": 128.0}),
     "FedSODA": Arm(SODA),
     "SFT-P, 20%": _personal("sft-p", {"pruning.ratio": 0.2, "sft-p.learning-rate": 3e-3}),
+    **{
+        f"SFT-P, rate {rate:g}, 20%": _personal(
+            "sft-p", {"pruning.ratio": 0.2, "sft-p.learning-rate": rate}
+        )
+        for rate in SFT_P_RATES
+    },
     "FedSpine, 20%": _spine(0.2),
     "LLM-Pruner, FedPETuning, 20%": Arm({"method": "fedpetuning"}, _fixed("llm-pruner", 0.2)),
     "FedOT": Arm({
