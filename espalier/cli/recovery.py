@@ -6,13 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from espalier.cli.run import RunRequest, run, run_to_end
+from espalier.cli.run_request import RunRequest, run, run_to_end
+from espalier.environment.bounded_json import read_json_object
 from espalier.errors import InputError
 from espalier.launch.app import default_config, find_app
 from espalier.launch.configuration import configuration, read_pair
 from espalier.launch.presets import read_preset
-from espalier.results.figures import DENSE, FEDERATED, size_of
-from espalier.results.finished_run import open_run
 from espalier.settings.keys import changed, concerns, flatten, unread
 from espalier.settings.registry import METHODS
 
@@ -101,5 +100,5 @@ def _options(request: RunRequest) -> list[str]:
 
 def has_zeros(directory: Path) -> bool:
     """Return whether a run set weights to zero: its result is as large as its base."""
-    found = open_run(directory)
-    return size_of(found, DENSE).parameters == size_of(found, FEDERATED).parameters
+    sizes = read_json_object(directory / "summary.json")["size"]
+    return bool(sizes["dense"]["parameters"] == sizes["federated"]["parameters"])

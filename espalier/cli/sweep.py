@@ -10,7 +10,8 @@ from typing import Any
 from espalier.amounts import count
 from espalier.cli import Commands
 from espalier.cli.app_commands import add_words
-from espalier.cli.run import RunRequest, add_gpus, run
+from espalier.cli.run import add_gpus
+from espalier.cli.run_request import RunRequest, run
 from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError, tell
 from espalier.launch.app import find_app, run_in_app

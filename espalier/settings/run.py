@@ -199,7 +199,7 @@ def parse(
         mistakes += wrong_combinations(valid["data"], task, num_clients, simulation)
     # Where another line says why a method has no use for a key, that is enough.
     known = {line.partition(" = ")[0] for line in mistakes}
-    mistakes += [line for line in not_read if line.partition(" = ")[0] not in known]
+    mistakes = [line for line in not_read if line.partition(" = ")[0] not in known] + mistakes
     if settings is None or mistakes:
         raise InputError(
             "the run's settings are wrong:\n" + "\n".join(f"  {line}" for line in mistakes)

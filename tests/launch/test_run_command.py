@@ -206,9 +206,9 @@ def test_models_are_measured_after_a_simulation(
         calls.append(f"{module} {document}")
         return 0
 
-    monkeypatch.setattr("espalier.cli.run.simulate", simulated)
-    monkeypatch.setattr("espalier.cli.run.submit", simulated)
-    monkeypatch.setattr("espalier.cli.run.run_in_app", called)
+    monkeypatch.setattr("espalier.cli.run_request.simulate", simulated)
+    monkeypatch.setattr("espalier.cli.run_request.submit", simulated)
+    monkeypatch.setattr("espalier.cli.run_request.run_in_app", called)
     assert main(["run", "--app", str(APP), "--no-measure"]) == 0
     # The result of a run on a SuperLink is on that machine.
     assert main(["run", "--app", str(APP), "--superlink", "127.0.0.1:9093"]) == 0
@@ -227,8 +227,8 @@ def test_interrupted_measurement_tells_how_to_repeat_it(
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("espalier.cli.run.simulate", simulated)
-    monkeypatch.setattr("espalier.cli.run.run_in_app", interrupted)
+    monkeypatch.setattr("espalier.cli.run_request.simulate", simulated)
+    monkeypatch.setattr("espalier.cli.run_request.run_in_app", interrupted)
     assert main(["run", "--app", str(APP)]) == 130
     told = capsys.readouterr().err
     assert f"`espalier report {tmp_path / 'a-run'} --measure`" in told

@@ -1,5 +1,6 @@
 """Figures and tables of studies follow from the measurements that are in the repository."""
 
+import json
 import re
 import struct
 import tomllib
@@ -59,6 +60,10 @@ def test_documented_reports_match_their_measurements(study: str, tmp_path: Path)
     for given in (*STUDIES.glob(f"{study}*.csv"), *STUDIES.glob(f"{study}*.json")):
         (tmp_path / given.name).write_bytes(given.read_bytes())
     (tmp_path / TITLES).write_bytes((STUDIES / TITLES).read_bytes())
+    # An overview reads the measurements of other studies.
+    for one in json.loads((STUDIES / f"{study}.json").read_text()).get("studies", []):
+        name = f"{one['name']}.csv"
+        (tmp_path / name).write_bytes((STUDIES / name).read_bytes())
     written = write_again(tmp_path / study)
     drawn = sorted(file.name.removesuffix(".svg") for file in tmp_path.glob("*.svg"))
     assert drawn == [figure for figure in FIGURES if study_of(figure) == study]

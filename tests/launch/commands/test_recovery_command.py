@@ -8,7 +8,7 @@ import pytest
 
 from espalier.cli import recovery
 from espalier.cli.command import main
-from espalier.cli.run import RunRequest
+from espalier.cli.run_request import RunRequest
 
 APP = Path(__file__).parent.parent.parent.parent
 

@@ -8,7 +8,7 @@ import pytest
 
 from espalier.cli import sweep as module
 from espalier.cli.command import main
-from espalier.cli.run import RunRequest
+from espalier.cli.run_request import RunRequest
 from espalier.errors import InputError
 from espalier.launch.configuration import configuration
 from espalier.launch.sweep_folder import last_run, locked_sweep, words_of
@@ -171,7 +171,9 @@ def test_each_cell_is_a_simulation_without_measurement(
 ) -> None:
     simulated = []
     monkeypatch.setattr(module, "run_in_app", lambda *_: 0)
-    monkeypatch.setattr("espalier.cli.run.simulate", lambda *given: simulated.append(given[2]))
+    monkeypatch.setattr(
+        "espalier.cli.run_request.simulate", lambda *given: simulated.append(given[2])
+    )
     assert sweep(tmp_path / "out") == 0
     assert [config["pruning.ratio"] for config in simulated] == [0.1, 0.2, 0.3]
 
