@@ -241,7 +241,8 @@ def label_of(row: Row, field: str, key: str) -> str:
     if not is_label(value := row.record[field]):
         raise InputError(
             f"{row.where}, field '{field}' is not a label but {kind_of(value)}; a label must be a"
-            f" string, a number or a boolean: give the record such a label, or set {key}"
+            " string, a number or a boolean: give the record such a label (a date as a string), or"
+            f" set {key}"
         )
     return number_as_text(value) if isinstance(value, float | Decimal) else str(value)
 

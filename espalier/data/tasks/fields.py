@@ -93,10 +93,9 @@ class Fields:
         """Return whether the field is there and null."""
         return name in self and self._found(name) is None
 
-    def is_one(self, name: str) -> bool:
-        """Return whether the field is the number 1."""
-        value = self._found(name)
-        return not isinstance(value, bool) and value == 1
+    def is_one_or_true(self, name: str) -> bool:
+        """Return whether the field is the number 1 or the truth value ``true``."""
+        return bool(self._found(name) == 1)
 
     def has_value(self, name: str) -> bool:
         """Return whether the field is there and is neither null nor empty.

@@ -132,6 +132,11 @@ def test_a_form_that_the_columns_name_comes_first() -> None:
         ({"conversations": [{"from": "human", "value": 3}]}, "field 'value' is not a string"),
         ({"messages": [{"role": "system", "content": None}]}, "not a string but null"),
         ({"messages": [{"role": "user", "content": "a", "weight": 0}]}, "'weight' is not 1"),
+        ({"messages": [{"role": "user", "content": "a", "train": False}]}, "'train' is not 1 or"),
+        (
+            {"messages": [{"role": "assistant", "content": "a", "refusal": "no"}]},
+            "'refusal' is a part of the message that is not supported",
+        ),
         ({"messages": talk(1, 1), "tools": [SECRET]}, "'tools' is given to a template"),
         ({"prompt": SECRET, "completion": ""}, "field 'completion' is blank"),
         ({"prompt": [{"role": "user", "content": "a"}], "completion": "b"}, "is not a list"),

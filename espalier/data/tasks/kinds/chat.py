@@ -114,17 +114,18 @@ def _message(message: Fields) -> tuple[str, str]:
     for name in ("tool_calls", "function_call"):
         if message.has_value(name):
             raise message.refused(name, "is a call of a tool, which is not supported", REMOVE)
-    for name in ("reasoning_content", "reasoning", "thinking", "name"):
+    for name in ("reasoning_content", "reasoning", "thinking", "name", "refusal", "audio"):
         if message.has_value(name):
             raise message.refused(
                 name, "is a part of the message that is not supported", "remove the field"
             )
-    if "weight" in message and not message.is_null("weight") and not message.is_one("weight"):
-        raise message.refused(
-            "weight",
-            "is not 1: all answers count alike",
-            "leave the field out, or remove the record",
-        )
+    for name in ("weight", "train"):
+        if name in message and not message.is_null(name) and not message.is_one_or_true(name):
+            raise message.refused(
+                name,
+                "is not 1 or true: all answers count alike",
+                "leave the field out, or remove the record",
+            )
     if message.is_list(content_field):
         parts = [_part(part) for part in message.inners(content_field)]
         return role, "".join(parts)
