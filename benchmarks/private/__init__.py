@@ -1,1 +1,1 @@
-"""Differential privacy: quality at several epsilon."""
+"""Differential privacy: quality at several epsilon; secure sums: time of whole runs."""

@@ -11,7 +11,15 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.reporting.looks import look_of_arm
-from benchmarks.reporting.panels import Panel, Reference, Series, StudyFigure, draw, picture
+from benchmarks.reporting.panels import (
+    Panel,
+    Reference,
+    Series,
+    StudyFigure,
+    draw,
+    picture,
+    seeds_note,
+)
 from benchmarks.reporting.tables import head_of, mean_and_spread
 from benchmarks.task_runs.arms import LORA
 from benchmarks.task_runs.report import DENSE_MEAN, LABELS
@@ -36,12 +44,13 @@ def write_report(path: Path, conditions: Mapping[str, Any]) -> None:
     found = [_rows_of(path.with_name(f"{one['name']}.csv")) for one in studies]
     scores = [_values(rows, one["figure"]) for rows, one in zip(found, studies, strict=True)]
     arms = [arm for arm in LORA if all(arm in values for values in scores)]
+    seeds = min(len(values[arm]) for values in scores for arm in arms)
     sent = _megabytes(found[0])
     heads = [f"{one['title']}: {_short(one['figure'])}" for one in studies]
     lines = [
         f"# {TITLE}",
         "",
-        "Mean ± sample standard deviation over three seeds; loss: lower is better, accuracy: higher"
+        f"{seeds_note(seeds)}; loss: lower is better, accuracy: higher"
         " is better. MB are those of one client in both directions, in the run of"
         f" {studies[0]['title']}. Studies: "
         + ", ".join(f"[{one['title']}](./{one['name']}.md)" for one in studies)
@@ -55,7 +64,7 @@ def write_report(path: Path, conditions: Mapping[str, Any]) -> None:
         lines.append(f"| {arm} | " + " | ".join([*cells, megabytes]) + " |")
     lines += ["", picture(path, TITLE), ""]
     path.with_suffix(".md").write_text("\n".join(lines))
-    draw(_figure(studies, scores, arms), path, TITLE)
+    draw(_figure(studies, scores, arms, seeds), path, TITLE)
 
 
 def _cell(values: Sequence[float]) -> str:
@@ -89,7 +98,7 @@ def _megabytes(rows: Sequence[Mapping[str, str]]) -> Values:
 
 
 def _figure(
-    studies: Sequence[Mapping[str, str]], scores: Sequence[Values], arms: Sequence[str]
+    studies: Sequence[Mapping[str, str]], scores: Sequence[Values], arms: Sequence[str], seeds: int
 ) -> StudyFigure:
     """Return the figure: a panel for each study, a row for each of these methods."""
     looks = {arm: look_of_arm(arm) for arm in arms}
@@ -110,4 +119,4 @@ def _figure(
                 ],
             )
         )
-    return StudyFigure(panels, 2, "Mean ± standard deviation over 3 seeds", rows=True)
+    return StudyFigure(panels, 2, seeds_note(seeds), rows=True)

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from espalier.cli.run_request import RunRequest, run, run_to_end
-from espalier.environment.bounded_json import read_json_object
 from espalier.errors import InputError
 from espalier.launch.app import default_config, find_app
 from espalier.launch.configuration import configuration, read_pair
 from espalier.launch.presets import read_preset
 from espalier.settings.keys import changed, concerns, flatten, unread
+from espalier.settings.pruning import PruningSettings, SmallerSettings
 from espalier.settings.registry import METHODS
+from espalier.settings.run import RunSettings
 
 PRESET = "recover"
 OF_ONE_RUN = ("method", "model", "resume-from")
@@ -44,15 +45,15 @@ def run_and_recover(request: RunRequest) -> int:
             f"--recover: {settings.method} tunes the model itself; leave --recover out, or choose a"
             " method that prunes"
         )
+    keep_zeros = "lora.keep-zeros="
+    if has_zeros(settings) and not any(word.startswith(keep_zeros) for word in further):
+        further.append(f"{keep_zeros}true")
+    # The model of the first run stands for its result.
     configuration(app, [*further, f"model={settings.model}"], on_this_machine=True)
     code, directory = run_to_end(replace(request, words=own))
     if code:
         return code
     words = [*further, f"model={Path(directory) / 'model'}"]
-    if has_zeros(Path(directory)) and not any(
-        word.startswith("lora.keep-zeros=") for word in words
-    ):
-        words.append("lora.keep-zeros=true")
     return run(replace(request, words=words, arguments=["run", *words, *_options(request)]))
 
 
@@ -98,7 +99,9 @@ def _options(request: RunRequest) -> list[str]:
     return options
 
 
-def has_zeros(directory: Path) -> bool:
-    """Return whether a run set weights to zero: its result is as large as its base."""
-    sizes = read_json_object(directory / "summary.json")["size"]
-    return bool(sizes["dense"]["parameters"] == sizes["federated"]["parameters"])
+def has_zeros(settings: RunSettings) -> bool:
+    """Return whether a run sets weights to zero, and does not make its model smaller."""
+    job = settings.job
+    return isinstance(job, PruningSettings) or (
+        isinstance(job, SmallerSettings) and job.form == "zero-filled"
+    )

@@ -1,8 +1,6 @@
 """``espalier run METHOD --recover``: which settings each run gets, and what happens in between."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -69,7 +67,6 @@ class Runs:
 
     def __init__(self, out: Path) -> None:
         self.out = out
-        self.parameters = 900
         self.codes = [0, 0]
         self.requests: list[RunRequest] = []
 
@@ -77,11 +74,6 @@ class Runs:
         self.requests.append(request)
         folder = self.out / str(len(self.requests))
         folder.mkdir()
-        size: dict[str, Any] = {"bytes": 1, "folder": "model"}
-        sizes = {"dense": size | {"parameters": 1000}}
-        sizes["federated"] = size | {"parameters": self.parameters}
-        document = {"method": "flap", "status": "completed", "metrics": [], "size": sizes}
-        (folder / "summary.json").write_text(json.dumps(document))
         return self.codes[len(self.requests) - 1], str(folder)
 
     def run(self, request: RunRequest) -> int:
@@ -108,16 +100,19 @@ def test_result_of_the_first_run_is_tuned(tmp_path: Path, runs: Runs) -> None:
     assert tuning.arguments == ["run", *tuning.words, "--no-measure", "--app", str(APP)]
 
 
-def test_zeros_of_a_sparse_model_are_kept(runs: Runs) -> None:
-    runs.parameters = 1000
-    assert main(WORDS) == 0
-    assert runs.requests[1].words[-1] == "lora.keep-zeros=true"
+@pytest.mark.parametrize(
+    "words", [["fedprllm"], ["fedspallm"], ["pooled-pruning"], ["flap", "pruning.form=zero-filled"]]
+)
+def test_zeros_of_a_sparse_model_are_kept(runs: Runs, words: list[str]) -> None:
+    assert main(["run", *words, "--recover", "--app", str(APP)]) == 0
+    assert "lora.keep-zeros=true" in runs.requests[1].words
 
 
 def test_word_decides_on_zeros(runs: Runs) -> None:
-    runs.parameters = 1000
-    assert main([*WORDS, "lora.keep-zeros=false"]) == 0
-    assert "lora.keep-zeros=true" not in runs.requests[1].words
+    given = "lora.keep-zeros=false"
+    assert main(["run", "fedprllm", given, "--recover", "--app", str(APP)]) == 0
+    words = runs.requests[1].words
+    assert [word for word in words if word.startswith("lora.keep-zeros")] == [given]
 
 
 def test_nothing_is_tuned_after_an_incomplete_run(runs: Runs) -> None:
@@ -133,6 +128,7 @@ def test_nothing_is_tuned_after_an_incomplete_run(runs: Runs) -> None:
         (["flap", "--superlink", "127.0.0.1:9"], "on a SuperLink"),
         (["flap", "training.steps=0"], "training.steps"),
         (["flap", "pruning.sparsty=0.3"], "pruning.sparsty"),
+        (["fedprllm", "lora.merge=false"], "adapters alone would fill the zeros"),
     ],
 )
 def test_wrong_requests_start_nothing(
