@@ -72,16 +72,17 @@ def _work(given: argparse.Namespace) -> None:
         name: rounds_within({**common, **ARMS[name].settings}, reference, model)
         for name in (names if by_bytes else ())
     }
+    private = [Path(given.data.format(client=client)) for client in range(CLIENTS)]
     paths = ("model", "data.path", "task.test-path", "evaluation.texts")
     conditions = {
         "model": {"name": model.directory.name, "sha256": model.sha256},
+        "training": [sha256(path.read_bytes()) for path in dict.fromkeys(private)],
         "test": sha256(given.test.read_bytes()),
         "settings": {key: value for key, value in common.items() if key not in paths},
     }
     if by_bytes:
         conditions["rounds"] = rounds
     rows = Rows(path.with_suffix(".csv"), KEYS, FIGURES, conditions)
-    private = [Path(given.data.format(client=client)) for client in range(CLIENTS)]
     bench = Bench(common, given.model, private, given.seeds, given.work.absolute())
     measure_arms(bench, rows, str(given.public), names, rounds, rows_beside(path, conditions))
     write_report(given.task, rows, conditions, path, given.equal)
