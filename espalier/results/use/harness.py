@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from espalier.environment.hub_access import use_cache_if_unreachable
 from espalier.environment.paths import at_home
 from espalier.errors import InputError, as_command, first_line
 from espalier.results.finished_run import FinishedRun, open_run
@@ -213,6 +214,8 @@ def main(document: Mapping[str, Any]) -> None:
     fields = Question.__dataclass_fields__
     run = open_run(document["run"])
     require_harness()
+    if any(task not in document["data"] for task in document["tasks"]):
+        use_cache_if_unreachable()
     sources = sources_of(
         run, document["clients"], with_base=document["with_base"], base=document["base"]
     )
