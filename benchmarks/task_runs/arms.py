@@ -116,9 +116,10 @@ ARMS: dict[str, Arm] = {
     "FedSODA": Arm(SODA),
     "SFT-P, 20%": _personal("sft-p", {"pruning.ratio": 0.2, "sft-p.learning-rate": 3e-3}),
     **{
-        f"SFT-P, rate {rate:g}, 20%": _personal(
-            "sft-p", {"pruning.ratio": 0.2, "sft-p.learning-rate": rate}
+        f"SFT-P, rate {rate:g}, {ratio}%": _personal(
+            "sft-p", {"pruning.ratio": ratio / 100, "sft-p.learning-rate": rate}
         )
+        for ratio in (20, 50)
         for rate in SFT_P_RATES
     },
     "FedSpine, 20%": _spine(0.2),
