@@ -15,6 +15,7 @@ from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import FLOAT16_REMEDY, BlockStream
 from espalier.hf.stream.edits import Edits, dense
 from espalier.models.adapters import AdapterPlan, Tensors
+from espalier.results.base_chain import chain_of, title_of
 from espalier.settings.registry import METHODS, part
 from espalier.training.adapted_model import AdaptedModel
 from server_app.artifacts.task_scores import chance, num_cut, scores_of
@@ -107,7 +108,7 @@ class Outcome(ABC, Generic[R]):
             self.note_not_finite(column, losses)
             for name, loss in losses.items():
                 self.summary.losses[name][column] = loss
-            text = f"{column}: {in_words(losses)}"
+            text = f"{self._title(column)}: {in_words(losses)}"
             run.progress.step("evaluated", text, column=column, losses=losses)
 
     def measure_items(self, adapters: AdapterPlan, columns: Mapping[str, Tensors]) -> None:
@@ -133,8 +134,13 @@ class Outcome(ABC, Generic[R]):
             for metric, value in scores.items():
                 summary.scores.setdefault(metric, {})[column] = value
             text = ", ".join(f"{metric} {figure(value, 3)}" for metric, value in scores.items())
-            run.progress.step("tested", f"{column}: {text}", column=column, scores=scores)
+            text = f"{self._title(column)}: {text}"
+            run.progress.step("tested", text, column=column, scores=scores)
         summary.chances = {metric: chance(run, tests, metric) for metric in summary.scores}
+
+    def _title(self, column: str) -> str:
+        """Return what a line of progress calls a model; a pruned base is not called dense."""
+        return title_of(chain_of(self.run.model)) if column == "dense" else column
 
     def note_not_finite(self, column: str, figures: Mapping[str, float]) -> None:
         """Record values of a model that are NaN or infinite.
@@ -145,7 +151,7 @@ class Outcome(ABC, Generic[R]):
             if isfinite(value):
                 continue
             what = (
-                f"the evaluation of the {column} model on {name} gives"
+                f"the evaluation of the {self._title(column)} model on {name} gives"
                 f" {'NaN' if isnan(value) else 'infinity'}"
             )
             if column == "centralized":
