@@ -1,4 +1,4 @@
-"""Whether the Hugging Face hub can be reached, found out once and soon.
+"""Check whether the Hugging Face hub can be reached, once and soon.
 
 Its libraries ask a hub that cannot be reached six times for every file, with growing pauses.
 """
