@@ -6,7 +6,7 @@ from collections.abc import Callable
 UNPACK = "is compressed ({}); unpack it, and name the unpacked file"
 CONVERT = "is {}, not UTF-8; convert it, for example with: iconv -f {} -t UTF-8"
 RENAME = "is {} file; its name must end with {}"
-EXPORT = "is a {} file, not text; write its records as JSON Lines, one object per line"
+EXPORT = "has the format {}, not text; write its records as JSON Lines, one object per line"
 
 _BEGINNINGS: tuple[tuple[bytes, str], ...] = (
     (b"\x1f\x8b", UNPACK.format("gzip, twice or within another compression")),
