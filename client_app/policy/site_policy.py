@@ -76,6 +76,12 @@ def _against_plain_sums(site: Site) -> list[str]:
             else ("the server would see this site's own reply (federation.secure-sum = false)")
         )
         lines.append(f"min-secure-sum = {minimum}: {why}")
+    # A server can find a site's texts by the losses of the site's own model on texts of its choice.
+    if minimum and site.settings.evaluation.local_baseline:
+        lines.append(
+            f"min-secure-sum = {minimum}: the losses of this site's own model would leave it"
+            " without a sum; the run must set evaluation.local-baseline = false"
+        )
     # Otherwise the server could take part under their names and subtract its own summands.
     if secure and site.node.require_site_keys and not site.node.peer_keys:
         lines.append(

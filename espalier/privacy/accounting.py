@@ -53,7 +53,7 @@ class Draw:
 
 
 def epsilon_of(draws: Iterable[Draw], delta: float) -> float:
-    """Return epsilon at ``delta`` of all draws together; 0 without draws."""
+    """Return epsilon at ``delta``, of at least 1e-10, of all draws together; 0 without draws."""
     # Equal mechanisms are counted together, which Opacus handles much faster.
     steps: Counter[tuple[float, float]] = Counter()
     for draw in draws:
@@ -79,7 +79,8 @@ def _bound(accountant: str, history: History, delta: float) -> float:
         counted = getattr(accountants, accountant)()
         # The history is set directly: Opacus would merge only consecutive equal steps.
         counted.history = list(history)
-        return float(counted.get_epsilon(delta))
+        # With much noise and a large delta the formulas give less than 0.
+        return max(0.0, float(counted.get_epsilon(delta)))
 
 
 @cache

@@ -8,14 +8,14 @@ Covers: draws of all private runs of a site compose, also over restarts and betw
 time. The same answer, sent again, draws once. If work failed before its answer was stored, nothing
 has left the site, so it is repeated with new noise and without another draw. If the stored answer
 is lost afterwards, it is not computed again, since it would have other noise. A log that is
-damaged, emptied, cut off at its end or another site's is an error and never an empty budget; a file
-beside it has the hash of its last entry.
+missing, damaged, emptied, cut off at its end or another site's is an error and never an empty
+budget; a file beside it has the hash of its last entry.
 
 Draws of answers with shared noise count as if the sum, which has all noise, were the answer. That
 rests on the honesty of other sites.
 
-Does not cover: an owner who deletes the log, puts back an older copy of both files, or names
-another ``state-dir``. Two nodes with the same data under different names or on two machines.
+Does not cover: an owner who deletes both files, puts back an older copy of both, or names another
+``state-dir``. Two nodes with the same data under different names or on two machines.
 Answers of runs that are not private: with ``max-epsilon`` the site refuses those runs, without it
 they are not counted.
 """
@@ -206,18 +206,26 @@ class Budget:
             return f"entries at its end are missing: {self._head.name} has the hash of a later one"
         return ""
 
+    def _damaged(self, fault: str) -> InputError:
+        text = (
+            f"{self.path}: the log of the privacy budget is damaged ({fault}); restore it from a"
+            " backup"
+        )
+        return InputError(text, "the site's privacy budget cannot be read; its log says more")
+
     def _entries(self) -> Iterator[dict[str, Any]]:
         """Yield the entries of the log, after it was verified."""
+        noted = self._noted_head()
         if not self.path.exists():
+            if noted:
+                raise self._damaged(
+                    f"it is missing, and {self._head.name} has the hash of an entry"
+                )
             return
         # Verified as a whole before a single entry is believed.
-        checked = chain_check(self.path, [noted] if (noted := self._noted_head()) else [])
+        checked = chain_check(self.path, [noted] if noted else [])
         if fault := self._fault(checked, noted):
-            text = (
-                f"{self.path}: the log of the privacy budget is damaged ({fault}); restore it from"
-                " a backup"
-            )
-            raise InputError(text, "the site's privacy budget cannot be read; its log says more")
+            raise self._damaged(fault)
         for line in self.path.read_bytes().splitlines():
             try:
                 entry = json.loads(line)

@@ -95,8 +95,9 @@ class NodeSettings(Table):
         0,
         ge=0,
         description=(
-            "Minimum number of sites in a secure sum. A run without `federation.secure-sum`, or"
-            " with fewer sites, is refused. 0: no minimum, and runs without are allowed."
+            "Minimum number of sites in a secure sum. A run without `federation.secure-sum`, with"
+            " fewer sites, or with `evaluation.local-baseline`, whose losses would leave the site"
+            " without a sum, is refused. 0: no minimum, and all these runs are allowed."
         ),
     )
     data_path: str = Field(
@@ -244,7 +245,7 @@ class NodeSettings(Table):
     )
     delta: float = Field(
         1e-5,
-        gt=0,
+        ge=1e-10,  # below, the accountant's rounding counts
         le=0.01,
         description=(
             "Delta at which `max-epsilon` holds; clearly below 1 divided by the number of records"

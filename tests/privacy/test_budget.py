@@ -95,7 +95,9 @@ def test_other_noise_for_the_same_answer_is_refused(tmp_path: Path) -> None:
         budget(tmp_path).draw("run-1", 1, Draw(1.0, 1.0, 1))
 
 
-@pytest.mark.parametrize("harm", ["changed", "removed", "cut off", "emptied", "another site's"])
+@pytest.mark.parametrize(
+    "harm", ["changed", "removed", "cut off", "emptied", "another site's", "gone"]
+)
 def test_a_damaged_log_is_no_empty_budget(tmp_path: Path, harm: str) -> None:
     for place in (1, 2, 3):
         budget(tmp_path).draw("run-1", place, DRAW)
@@ -114,6 +116,8 @@ def test_a_damaged_log_is_no_empty_budget(tmp_path: Path, harm: str) -> None:
         other.draw("run-1", 1, DRAW)
         lines = other.path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines))
+    if harm == "gone":
+        path.unlink()
     for read in (spent, lambda root: budget(root).draw("run-2", 1, DRAW)):
         with pytest.raises(EspalierError, match="privacy budget is damaged"):
             read(tmp_path)

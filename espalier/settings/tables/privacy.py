@@ -35,7 +35,7 @@ class PrivacySettings(Table):
     )
     delta: float = Field(
         1e-5,
-        gt=0,
+        ge=1e-10,  # below, the accountant's rounding counts
         le=0.01,
         description=(
             "Delta of the guarantee. Choose it clearly below 1 divided by the number of records or"

@@ -8,6 +8,7 @@ Does not cover: wrong summands, wrong counts and impossible values of a client. 
 replies are not possible.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from secrets import token_hex
@@ -174,6 +175,7 @@ class SecureSum:
         for body in advertise(number):
             if self._has_good_keys(body, number):
                 reports[body.header.client] = body.fields
+        self._drop_equal_keys(reports)
         self.rounds.require_quorum(len(reports), "sent their keys", quorum_of)
         if len(reports) < (min_clients := least_of_sum(self.rounds.settings)):
             raise RunFailed(
@@ -216,6 +218,8 @@ class SecureSum:
         # Weak points of the curve would make the common secret predictable.
         keys = [body.fields["mask_key"], body.fields["share_key"]]
         fault = "" if all(map(is_usable, keys)) else "its public keys are not usable"
+        if keys[0] == keys[1]:
+            fault = "its two public keys are equal"
         # Without signatures the server could exchange the keys for its own.
         if self.site_keys is not None:
             header = body.header
@@ -228,6 +232,21 @@ class SecureSum:
         if fault:
             self.rounds.drop("train", seat, fault)
         return not fault
+
+    def _drop_equal_keys(self, reports: dict[int, dict[str, Any]]) -> None:
+        """Drop all clients of which another one has a key: they share it, and no sum may have it.
+
+        No client sees the keys of the others before all have sent theirs.
+        """
+        holders = defaultdict[str, list[int]](list)
+        for client, fields in sorted(reports.items()):
+            for name in ("mask_key", "share_key"):
+                holders[fields[name]].append(client)
+        shared = (clients for clients in holders.values() if len(clients) > 1)
+        for client in sorted(set().union(*shared)):
+            del reports[client]
+            fault = "another client has one of its public keys"
+            self.rounds.drop("train", self.rounds.roster.seats[client], fault)
 
     def _receive_masked(self, server_round: int, session: OpenSession, inbox: Inbox) -> None:
         """Store the masked summands of all members, part by part."""

@@ -114,6 +114,11 @@ def test_a_site_without_peer_keys_warns(
             {"federation__secure_sum": False},
             "min-secure-sum = 3: the server would see this site's own reply",
         ),
+        (
+            {"min_secure_sum": 3},
+            {"evaluation__local_baseline": True},
+            "min-secure-sum = 3: the losses of this site's own model would leave it without a sum",
+        ),
     ],
 )
 def test_a_site_demands_secure_sums(

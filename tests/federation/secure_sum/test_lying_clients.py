@@ -8,7 +8,7 @@ from flwr.app import Message
 from espalier.messages.message import MessageBody
 from espalier.messages.records import address, read, write
 from strategies.base.rounds import RunFailed
-from tests.bench import Bench, model_files, summary
+from tests.bench import Bench, model_files, private_text, summary
 from tests.federation.secure_sum.pooled_sums import Change
 from tests.in_process import InProcessGrid
 
@@ -38,6 +38,10 @@ def zero_key(fields: dict[str, Any]) -> None:
     fields["share_key"] = "0" * 64
 
 
+def equal_keys(fields: dict[str, Any]) -> None:
+    fields["share_key"] = fields["mask_key"]
+
+
 def wrong_share(fields: dict[str, Any]) -> None:
     fields["seeds"][1] = "ab" * 16
 
@@ -60,6 +64,7 @@ def wrong_seed(fields: dict[str, Any]) -> None:
         ("shares", garbled_shares, "shares: 3 clients could not read the shares", False),
         ("shares", wrong_hashes, "shares: 3 clients could not read the shares", False),
         ("train", zero_key, "train: its public keys are not usable", False),
+        ("train", equal_keys, "train: its two public keys are equal", False),
         ("unmask", wrong_share, "unmask: a share is not the one that its owner made", True),
         ("unmask", wrong_own_seed, "unmask: the seed of its mask is not the one that it", True),
     ],
@@ -78,6 +83,29 @@ def test_a_lying_client_costs_itself(
     client = summary(folder)["clients"][2]
     assert (client["status"], client["reason"].startswith(reason)) == ("dropped", True)
     assert model_files(folder) == plain[counts]
+
+
+def test_clients_that_share_a_key_cost_themselves(bench: Bench) -> None:
+    bench.num_clients = 6
+    for client in (4, 5):
+        (bench.folder / f"text-{client}.txt").write_text(private_text(client))
+    grid = bench.grid(quorum=0.5)
+    shared = list[str]()
+
+    def tamper(request: Message, reply: Message) -> Message:
+        body = read(reply.content)
+        if body.header.kind == "train":
+            shared.append(body.fields["mask_key"])
+            body.fields["mask_key"] = shared[0]
+        return Message(write(body), reply_to=request)
+
+    for client in (2, 5):
+        grid.tamper[client] = tamper
+    clients = summary(bench.run(grid, quorum=0.5))["clients"]
+    assert [client["status"] for client in clients] == [
+        *["completed"] * 2, "dropped", *["completed"] * 2, "dropped",
+    ]  # fmt: skip
+    assert "another client has one of its public keys" in clients[5]["reason"]
 
 
 def test_wrong_confirmations_of_one_client_cost_nothing(

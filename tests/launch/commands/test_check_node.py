@@ -125,7 +125,7 @@ def test_demands_on_secure_sums_are_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     summed = {"method": "pooled-pruning", "num-clients": 5, "federation.secure-sum": True}
-    asked = run | summed | {"data.sequence-length": 16}
+    asked = run | summed | {"data.sequence-length": 16, "evaluation.local-baseline": False}
     assert check({"node": node | {"min-secure-sum": 4}, "run": asked}) == 0
     shown = capsys.readouterr().out
     assert "min-secure-sum: 4; the run has a sum of 5" in shown
