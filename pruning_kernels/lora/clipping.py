@@ -1,10 +1,11 @@
-"""Limits of a client's contribution, relative to that of the median client.
+"""Limits of a client's contribution, relative to that of the median client, or to a norm.
 
 A mean has no protection of its own: a single term can move it anywhere. Here a client's change, or
-each number of a statistic, is limited to a multiple of the median client's. Values within the limit
-stay as they are, bit by bit.
+each number of a statistic, is limited to a multiple of the median client's, or to a norm that is
+known before. Values within the limit stay as they are, bit by bit.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import median_low
 
@@ -45,6 +46,44 @@ def clip_factors(sizes: Mapping[int, float], max_ratio: float) -> dict[int, floa
     limit = max_ratio * median_low(sizes.values())
     # ``size > limit`` with a limit of 0 gives the factor 0.
     return {client: limit / size if size > limit else 1.0 for client, size in sizes.items()}
+
+
+def within_norm(
+    after: Mapping[str, Mapping[str, Tensor]],
+    before: Mapping[str, Mapping[str, Tensor]],
+    max_norm: float,
+) -> dict[str, dict[str, Tensor]]:
+    """Scale the change of all tensors together down to an L2 norm, if it is larger.
+
+    Parameters
+    ----------
+    after : tensors after the change, by block and name; not changed
+    before : at least the same tensors before it, of the same shapes
+    max_norm : maximum norm, over 0
+
+    Returns
+    -------
+    Tensors of the dtypes of ``after``; the same ones if the norm is not larger. The change is
+    computed in float64, so its norm exceeds the maximum by rounding at most.
+    """
+    changes = {
+        key: {name: value.double() - before[key][name].double() for name, value in block.items()}
+        for key, block in after.items()
+    }
+    squares = (
+        float(change.square().sum()) for block in changes.values() for change in block.values()
+    )
+    norm = math.sqrt(sum(squares))
+    if norm <= max_norm:
+        return {key: dict(block) for key, block in after.items()}
+    factor = max_norm / norm
+    return {
+        key: {
+            name: (before[key][name].double() + factor * change).to(after[key][name].dtype)
+            for name, change in block.items()
+        }
+        for key, block in changes.items()
+    }
 
 
 def distances_from_others(gram: Tensor) -> list[float]:

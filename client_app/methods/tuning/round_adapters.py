@@ -15,6 +15,7 @@ from espalier.models.adapters import FACTORS, AdapterPlan, Tensors, cut_to_rank
 from espalier.settings.run import RunSettings
 from espalier.storage.client_state import PrivateState, private_folder
 from espalier.training.initial_values import initial_values
+from pruning_kernels.lora.clipping import within_norm
 
 
 def cache_of(site: Site) -> Path:
@@ -88,8 +89,9 @@ def keep_blobs(
     """Store the blobs of a round, zero beyond ``rank``, and their quantization errors.
 
     Only factors that the round trains are stored: their values, or their differences from ``start``
-    if differences are sent. With error feedback, the errors are added to the blobs of the next
-    round that sends them. Returns the SHA-256 of each blob.
+    if differences are sent. ``federation.max-update-norm`` limits the change before it is rounded.
+    With error feedback, the errors are added to the blobs of the next round that sends them.
+    Returns the SHA-256 of each blob.
     """
     federation = site.settings.federation
     store = state.blobs(server_round)
@@ -101,8 +103,13 @@ def keep_blobs(
     # Errors from before this round, so a repeated round adds the same ones.
     owed = client_state.before(state, FEEDBACK, server_round) if feeds_back else {}
     losses = {}
-    for key, factors in tensors.items():
-        block = {name: value for name, value in factors.items() if sent.trains(name)}
+    trained = {
+        key: {name: value for name, value in factors.items() if sent.trains(name)}
+        for key, factors in tensors.items()
+    }
+    if federation.max_update_norm:
+        trained = within_norm(trained, start, federation.max_update_norm)
+    for key, block in trained.items():
         # Differences are taken before rounding; what rounding loses goes into the next round.
         block = differences(block, start[key]) if federation.sends_differences else block
         # The rank may have become lower since the errors were stored.

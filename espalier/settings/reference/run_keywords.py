@@ -90,6 +90,7 @@ class RunKeywords(TypedDict, total=False):
     federation_aggregation_rule: Literal["auto", "mean", "clipped-mean", "trimmed-mean", "median"]
     federation_trimmed_clients: int
     federation_max_update_ratio: float
+    federation_max_update_norm: float
     federation_wire_dtype: Literal["float32", "bfloat16", "nf4"]
     federation_secure_sum: bool
     federation_fleet: Text

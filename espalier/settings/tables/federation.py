@@ -95,6 +95,17 @@ class FederationSettings(Table):
             " limited (`capped`)."
         ),
     )
+    max_update_norm: float = Field(
+        0.0,
+        ge=0,
+        le=1e6,
+        description=(
+            "Maximum L2 norm of a client's change of all tensors of a round together. The client"
+            " scales a larger change down before anything leaves, so the limit also holds with"
+            " `secure-sum`, where the server cannot limit single clients; it binds clients that"
+            " follow the program. 0: no limit."
+        ),
+    )
     wire_dtype: WireDtype = Field(
         "float32",
         description=(

@@ -13,6 +13,7 @@ from pruning_kernels.lora.clipping import (
     limited_moments,
     root_mean_square,
     within_band,
+    within_norm,
     within_ratio,
 )
 
@@ -67,6 +68,19 @@ def test_root_mean_square_ignores_count() -> None:
         root_mean_square(torch.full((3, 4), -2.0)) == root_mean_square(torch.full((7,), 2.0)) == 2.0
     )
     assert root_mean_square(torch.empty(0)) == 0.0
+
+
+def test_the_change_of_all_tensors_has_at_most_the_norm() -> None:
+    """The changes are (3, 0) and (4): their norm is 5."""
+    before = {"a": {"x": torch.tensor([1.0, 2.0])}, "b": {"y": torch.tensor([-1.0])}}
+    after = {"a": {"x": torch.tensor([4.0, 2.0])}, "b": {"y": torch.tensor([3.0])}}
+    found = within_norm(after, before, 2.5)
+    assert found["a"]["x"].tolist() == [2.5, 2.0]
+    assert found["b"]["y"].tolist() == [1.0]
+    assert found["a"]["x"].dtype == torch.float32
+    for limit in (5.0, 7.0):
+        assert within_norm(after, before, limit) == after
+    assert within_norm(before, before, 1e-9) == before
 
 
 def test_distances_from_the_mean_of_the_others() -> None:

@@ -15,7 +15,7 @@ class AdapterAveraging(MethodSettings):
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
         "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "aggregation-rule",
-        "trimmed-clients", "max-update-ratio", "wire-dtype",
+        "trimmed-clients", "max-update-ratio", "max-update-norm", "wire-dtype",
     )  # fmt: skip
     ROUNDS = 3
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
