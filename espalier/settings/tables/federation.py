@@ -49,7 +49,8 @@ class FederationSettings(Table):
             " fedspallm, llm-streamline and slicegpt of calibration samples) that it reports."
             " `norms`: the Frobenius norm of its update. `importance`: the importance of its LoRA"
             " modules, as in fedspine's paper. `importance-samples`: that importance times the"
-            " number of sequences. `equal`: the same for all clients."
+            " number of sequences. `equal`: the same for all clients. `auto`: the method's own, and"
+            " `equal` with `secure-sum`: otherwise the sum can be almost that of one large site."
         ),
     )
     max_weight_ratio: float = Field(
@@ -153,7 +154,9 @@ class FederationSettings(Table):
         if "rounds" in job.FEDERATION:
             found["rounds"] = self.rounds or job.ROUNDS
         if "client-weights" in job.FEDERATION and self.client_weights == "auto":
-            found["client_weights"] = job.WEIGHTS[0]
+            # Otherwise a sum could be almost that of one site with far more data than the others.
+            weighted = not (self.secure_sum and "equal" in job.WEIGHTS)
+            found["client_weights"] = job.WEIGHTS[0] if weighted else "equal"
         if "aggregation-rule" in job.FEDERATION and self.aggregation_rule == "auto":
             found["aggregation_rule"] = (
                 "mean" if self.secure_sum and "mean" in job.RULES else job.RULES[0]
