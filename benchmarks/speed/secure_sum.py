@@ -97,7 +97,13 @@ def bytes_of(run: RunSettings, model: OpenedModel) -> dict[str, int]:
 def kept_of(client: int, order: dict[str, Any], secrets: dict[str, str]) -> dict[str, Any]:
     """Return the state of a client, as its node stores it."""
     clients = order["clients"]
-    return {"session": NUMBER, "order": order, "secrets": secrets, "members": clients}
+    return {
+        "session": NUMBER,
+        "order": order,
+        "secrets": secrets,
+        "members": clients,
+        "inputs": "0" * 64,
+    }
 
 
 def header_of(client: int) -> Header:

@@ -25,7 +25,10 @@ from tests.methods.promises.secure_sum_promises import (
     SecureSumPromises,
 )
 
-BY_SAMPLES = TUNED | {"federation.aggregation-rule": "mean"}
+BY_SAMPLES = TUNED | {
+    "federation.aggregation-rule": "mean",
+    "federation.client-weights": "samples",
+}
 
 
 @pytest.fixture(scope="module")
