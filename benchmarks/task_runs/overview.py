@@ -24,6 +24,7 @@ from benchmarks.reporting.tables import head_of, mean_and_spread
 from benchmarks.task_runs.arms import LORA
 from benchmarks.task_runs.report import DENSE_MEAN, LABELS
 from benchmarks.task_runs.study import ALONE, DENSE
+from espalier.amounts import count
 from espalier.results.style import GREY, Look
 
 TITLE = "Federated LoRA methods on SmolLM2-135M"
@@ -44,7 +45,12 @@ def write_report(path: Path, conditions: Mapping[str, Any]) -> None:
     found = [_rows_of(path.with_name(f"{one['name']}.csv")) for one in studies]
     scores = [_values(rows, one["figure"]) for rows, one in zip(found, studies, strict=True)]
     arms = [arm for arm in LORA if all(arm in values for values in scores)]
-    seeds = min(len(values[arm]) for values in scores for arm in arms)
+    numbers = [min(len(values[arm]) for arm in arms) for values in scores]
+    seeds = max(numbers)
+    studies = [
+        {**one, "title": one["title"] + ("" if number == seeds else f" ({count(number, 'seed')})")}
+        for one, number in zip(studies, numbers, strict=True)
+    ]
     sent = _megabytes(found[0])
     heads = [f"{one['title']}: {_short(one['figure'])}" for one in studies]
     lines = [

@@ -9,7 +9,8 @@ others so that it knows what they contribute. A client gives the seed of its own
 other client a share of one secret: of the own mask's seed if that client is in the sum, of the mask
 key if it dropped out. A new session has new keys and new masks, and is
 refused after a sum of the round was unmasked, because the difference of two sums may be the tensors
-of one client. Secrets are deleted when the client has helped to unmask.
+of one client. ``earlier_sums`` compares the sums of all runs. Secrets are deleted when the client
+has helped to unmask.
 Covers, with the public keys of the other sites (``peer-keys``): a server, or anybody else between,
 that replaces keys of a site by its own.
 Does not cover, without them: such a server; it can read everything. Clients that send wrong
@@ -24,6 +25,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from client_app.protocol.answer_once import stored_reply
+from client_app.protocol.earlier_sums import require_same_sites
 from client_app.protocol.sum_party import Party
 from client_app.site import Site, reply_to
 from client_app.summands.plain_blob import PlainBlob, ToSummands
@@ -200,6 +202,7 @@ def confirm(site: Site, request: MessageBody) -> MessageBody:
         # This client unmasks only this list.
         party.require_included(order.included)
         _require_enough(site, "confirm", len(order.included))
+        _require_same_sites(site, request.header, party, order.included)
         kept["included"] = order.included
         return Confirmed(tags=party.tags())
 
@@ -218,6 +221,7 @@ def unmask(site: Site, request: MessageBody) -> MessageBody:
         # The list that it confirmed, and enough confirmations of others for the same list.
         party.require_same_list(order)
         party.require_confirmed(order)
+        _require_same_sites(site, request.header, party, order.included)
         return party.shares_of(order)
 
     report = _answer_step(site, request, Unmask, work, after="confirm", leaves_out=CONFIRMATIONS)
@@ -362,6 +366,18 @@ def _require_enough(site: Site, kind: str, clients: int) -> None:
             f"{kind}: a sum of {clients} clients; min-secure-sum = {site.node.min_secure_sum} at"
             " this site"
         )
+
+
+def _require_same_sites(
+    site: Site, header: Header, party: Party, included: Collection[int]
+) -> None:
+    """Raise InputError if this client's tensors were summed before, with other sites."""
+    train = header.model_copy(update={"kind": "train", "part": 0})
+    hashes = stored_reply(site, train, "reply")["report"]["blob_sha256"]
+    order = party.order
+    names = dict(zip(order.clients, order.sites, strict=True))
+    keep = header.kind == "unmask"
+    require_same_sites(site, header.kind, hashes, [names[one] for one in included], keep=keep)
 
 
 def _require_enough_noise(site: Site, order: ShareOrder, before: Collection[str]) -> None:

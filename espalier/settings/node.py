@@ -97,7 +97,8 @@ class NodeSettings(Table):
         description=(
             "Minimum number of sites in a secure sum. A run without `federation.secure-sum`, with"
             " fewer sites, or with `evaluation.local-baseline`, whose losses would leave the site"
-            " without a sum, is refused. 0: no minimum, and all these runs are allowed."
+            " without a sum, is refused, and so is a sum of the same tensors with other sites than"
+            " in an earlier run. 0: no minimum, and all of this is allowed."
         ),
     )
     data_path: str = Field(

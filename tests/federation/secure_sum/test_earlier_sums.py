@@ -1,0 +1,68 @@
+"""Two sums of the same tensors, of which one lacks a site, at real sites."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strategies.base.rounds import RunFailed
+from tests.bench import Bench, model_files, summary
+from tests.in_process import InProcessGrid
+from tests.methods.promises.secure_sum_promises import silent_from
+
+
+@pytest.fixture
+def deployment(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Return a bench whose server treats its grid as a deployment."""
+    monkeypatch.setattr("espalier.flower.shared_nodes.GRIDS", ())
+    bench.settings = bench.settings | {"quorum": 0.6}
+    return bench
+
+
+def sites_of(bench: Bench, *, silent: bool, **changes: Any) -> InProcessGrid:
+    """Return a grid of four real sites; the last one may be silent from ``train`` on."""
+    nodes = [
+        {
+            "site": f"site-{number}",
+            "data-path": str(bench.folder / f"text-{number}.txt"),
+            "model-path": str(bench.model),
+            "min-tokens": 1,
+            "min-secure-sum": 3,
+            "state-dir": str(bench.folder / "state"),
+        }
+        for number in range(4)
+    ]
+    grid = InProcessGrid(bench.grid().app, nodes, bench.config(**changes))
+    grid.simulated = False
+    if silent:
+        last = list(grid.contexts)[-1]
+        drop = silent_from("train")
+        # Real sites have no number of a partition.
+        grid.tamper[-1] = lambda request, reply: (
+            drop(request, reply) if request.metadata.dst_node_id == last else reply
+        )
+    return grid
+
+
+def run(bench: Bench, *, silent: bool, **changes: Any) -> Path:
+    return bench.run(sites_of(bench, silent=silent, **changes), **changes)
+
+
+def test_a_site_s_tensors_are_in_sums_of_the_same_sites_only(deployment: Bench) -> None:
+    first = run(deployment, silent=False)
+    # The tensors of the silent site would be the difference of both sums.
+    with pytest.raises(RunFailed, match=r"with other sites \(site-3\)") as error:
+        run(deployment, silent=True)
+    assert "the sum stays masked" in str(error.value)
+    # The same sites may be summed again, and other tensors too.
+    assert model_files(run(deployment, silent=False)) == model_files(first)
+    other = summary(run(deployment, silent=True, seed=5))
+    assert [client["status"] for client in other["clients"]] == ["completed"] * 3 + ["dropped"]
+    folder = deployment.folder / "state" / "sums" / "site-0"
+    assert [file.stat().st_mode & 0o77 for file in folder.glob("*.json")] == [0, 0]
+
+
+def test_the_smaller_sum_first(deployment: Bench) -> None:
+    run(deployment, silent=True)
+    with pytest.raises(RunFailed, match=r"with other sites \(site-3\)"):
+        run(deployment, silent=False)
