@@ -53,7 +53,9 @@ HEADINGS = {
     "T_at_last_local_step": "T(g) at a client's last local step, divided by the target",
     "T_of_final_mask": "T(g) of the final, projected masks, divided by the target",
 }
-PAIRS = tuple(Pair(name, PAPER) for name in ARMS if name != PAPER)
+RATE = "embedding's rate x 10"
+"""Arm that was measured with other code: the embedding in a group of its own. It has no setting."""
+PAIRS = tuple(Pair(name, PAPER) for name in (*ARMS, RATE) if name != PAPER)
 
 
 def conditioning(bench: Bench, rows: Rows) -> None:
