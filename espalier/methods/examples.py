@@ -87,7 +87,11 @@ def settings_for(method: str, kind: Kind) -> dict[str, Any]:
     """Return the settings of a run that has messages of this kind."""
     settings: dict[str, Any] = {"method": method, **SETTINGS}
     if kind in SECURE_KINDS:
-        settings |= {**settings_of(method).SUMMED_WITH, "federation.secure-sum": True}
+        job = settings_of(method)
+        settings |= {**job.SUMMED_WITH, "federation.secure-sum": True}
+        # The messages with most content: those with each client's weight as a summand.
+        if "client-weights" in job.FEDERATION:
+            settings["federation.client-weights"] = job.WEIGHTS[0]
     if kind == "local_baseline":
         for key, value in settings_of(method).MAKES_LOCAL_BASELINE_WITH.items():
             settings[key] = value[0] if isinstance(value, tuple) else value
