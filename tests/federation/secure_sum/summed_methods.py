@@ -8,6 +8,7 @@ import pytest
 from server_app.artifacts import personal_models
 from tests.bench import Home
 from tests.federation.secure_sum.test_summands import (
+    BY_SAMPLES,
     EXACT,
     MEAN,
     SFT_P,
@@ -18,7 +19,7 @@ from tests.federation.secure_sum.test_summands import (
 )
 from tests.methods.promises.federations import Federations
 
-ONE_ROUND = TUNED | {"federation.rounds": 1}
+ONE_ROUND = TUNED | BY_SAMPLES | {"federation.rounds": 1}
 
 
 class FlapSums(Federations):
@@ -62,7 +63,7 @@ class FedSodaSums(Federations):
 
 class SftPSums(Federations):
     method = "sft-p"
-    settings: ClassVar[dict[str, Any]] = ONE_ROUND | SFT_P
+    settings: ClassVar[dict[str, Any]] = ONE_ROUND | SFT_P | {"federation.client-weights": "equal"}
 
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
