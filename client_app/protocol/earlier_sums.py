@@ -45,15 +45,15 @@ def require_same_sites(
     sites = sorted(names)
     with in_turn(folder):
         if file.exists():
-            before = json.loads(file.read_text(encoding="utf-8"))
-            if before == sites:
+            if json.loads(file.read_text(encoding="utf-8")) == sites:
                 return
-            changed = ", ".join(sorted(set(before) ^ set(sites)))
-            raise InputError(
+            told = (
                 f"{kind}: min-secure-sum = {site.node.min_secure_sum}: the same tensors of this"
-                f" site are in the sum of another run, with other sites ({changed}); the difference"
-                " of both sums could be one site's tensors; run with the same sites, or with"
-                " another seed, so that samples and tensors are others"
+                " site are in the sum of another run, with other sites; the difference of both sums"
+                " could be one site's tensors; run with the same sites, or with another seed, so"
+                " that samples and tensors are others"
             )
+            # The other run may be that of another server, which must not be told of its sites.
+            raise InputError(f"{told} ({file} has the sites)", told)
         if keep:
             write_bytes(file, json.dumps(sites).encode(), 0o600)

@@ -7,6 +7,7 @@ import os
 import sys
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 
 ENDPOINT = "https://huggingface.co"
 SECONDS = 20.0
@@ -28,7 +29,7 @@ def use_cache_if_unreachable() -> None:
         urllib.request.urlopen(request, timeout=SECONDS).close()
     except urllib.error.HTTPError:
         return
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         reason = getattr(error, "reason", error)
         print(
             f"The Hugging Face hub ({endpoint}) cannot be reached ({reason}); only what its cache"
