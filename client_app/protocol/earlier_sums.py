@@ -14,8 +14,10 @@ Does not cover: sums of tensors that differ a little, for example of one sample 
 
 import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from client_app.site import Site
+from espalier.environment.bounded_json import read_json
 from espalier.errors import InputError
 from espalier.storage.atomic import write_bytes
 from espalier.storage.blobs import sha256
@@ -28,7 +30,7 @@ FOLDER = "sums"
 def require_same_sites(
     site: Site, kind: str, tensors_sha256: Sequence[str], names: Iterable[str], *, keep: bool
 ) -> None:
-    """Raise InputError if the same tensors were in a sum with other sites.
+    """Raise InputError if the same tensors were in a sum with other sites, or perhaps were.
 
     Does nothing at simulated sites, whose runs are on one machine, and without ``min-secure-sum``.
 
@@ -45,7 +47,7 @@ def require_same_sites(
     sites = sorted(names)
     with in_turn(folder):
         if file.exists():
-            if json.loads(file.read_text(encoding="utf-8")) == sites:
+            if _recorded(kind, file) == sites:
                 return
             told = (
                 f"{kind}: min-secure-sum = {site.node.min_secure_sum}: the same tensors of this"
@@ -57,3 +59,22 @@ def require_same_sites(
             raise InputError(f"{told} ({file} has the sites)", told)
         if keep:
             write_bytes(file, json.dumps(sites).encode(), 0o600)
+
+
+def _recorded(kind: str, file: Path) -> list[str]:
+    """Return the sites of an earlier sum; raise InputError if the file is damaged."""
+    try:
+        sites = read_json(file.read_text(encoding="utf-8"))
+        if isinstance(sites, list) and sites:
+            return sites
+        fault = "it is not a list of sites"
+    except OSError as error:
+        fault = str(error.strerror)
+    except ValueError as error:
+        fault = str(error)
+    told = (
+        f"{kind}: the record of this site's earlier sums is damaged, so it does not help to unmask"
+        " the sum"
+    )
+    remedy = "restore it from a backup, or run with another seed"
+    raise InputError(f"{told} ({file}: {fault}); {remedy}", f"{told}; {remedy}")

@@ -1,10 +1,13 @@
 """Two sums of the same tensors, of which one lacks a site, at real sites."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from client_app.protocol.earlier_sums import require_same_sites
+from espalier.errors import InputError
 from strategies.base.rounds import RunFailed
 from tests.bench import Bench, model_files, summary
 from tests.in_process import InProcessGrid
@@ -67,3 +70,18 @@ def test_the_smaller_sum_first(deployment: Bench) -> None:
     run(deployment, silent=True)
     with pytest.raises(RunFailed, match="with other sites; the difference"):
         run(deployment, silent=False)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b'{"sites": 3}', b"[" * 10**5])
+def test_a_site_with_a_damaged_record_does_not_help(tmp_path: Path, content: bytes) -> None:
+    node = SimpleNamespace(simulated=False, min_secure_sum=3, state_root=lambda: tmp_path)
+    site: Any = SimpleNamespace(node=node, name="site-0")
+    sites = ["site-0", "site-1", "site-2"]
+    require_same_sites(site, "masks", ["a" * 64], sites, keep=True)
+    require_same_sites(site, "masks", ["a" * 64], sites, keep=True)
+    (record,) = (tmp_path / "sums" / "site-0").glob("*.json")
+    record.write_bytes(content)
+    with pytest.raises(InputError, match=r"earlier sums is damaged.*another seed") as error:
+        require_same_sites(site, "masks", ["a" * 64], sites, keep=True)
+    assert str(record) in str(error.value)
+    assert str(tmp_path) not in error.value.outward
