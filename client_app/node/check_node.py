@@ -106,11 +106,11 @@ def _privacy(site: Site) -> Iterator[str]:
     if guarantee is None:
         return
     budget = budget_of(site)
-    before = list(budget.spent().draws.values())
+    spent = budget.spent()
     limit = f"at most {node.max_epsilon:g}" if node.max_epsilon else "no budget"
     yield (
-        f"max-epsilon: {limit}; at delta = {node.delta:g} spent {budget.epsilon(before):.3f}, after"
-        f" this run {budget.epsilon([*before, *guarantee.draws]):.3f}"
+        f"max-epsilon: {limit}; at delta = {node.delta:g} spent {budget.epsilon(spent):.3f}, after"
+        f" this run {budget.epsilon(spent, 'this run', guarantee.draws):.3f}"
     )
 
 

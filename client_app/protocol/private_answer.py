@@ -54,7 +54,7 @@ def answer_privately(
 
     def begin() -> RandomBits:
         # Drawn first: work that fails afterwards has spent its budget.
-        budget.draw(header.lineage, header.server_round, guarantee.draw, guarantee.share)
+        budget.draw(header.lineage, header.server_round, guarantee)
         return random_bits(site, header)
 
     reply = answer_once(site, request, lambda state: work(state, guarantee, begin), rests_on)

@@ -8,8 +8,8 @@ Neighbouring data differ by one added or removed record or group.
 Covers: mechanisms that are chosen one after the other, each in view of the earlier outputs, if
 their noise and sampling rates were fixed beforehand, as those of a run are.
 
-Does not cover: a choice of noise in view of earlier outputs. Rounding errors of float64 in the
-accountant and in the sampler of noise (``noise.py``).
+Does not cover: a choice of noise in view of earlier outputs; see ``run_filter.py``. Rounding errors
+of float64 in the accountant and in the sampler of noise (``noise.py``).
 """
 
 import warnings
@@ -54,16 +54,20 @@ class Draw:
 
 def epsilon_of(draws: Iterable[Draw], delta: float) -> float:
     """Return epsilon at ``delta``, of at least 1e-10, of all draws together; 0 without draws."""
-    # Equal mechanisms are counted together, which Opacus handles much faster.
-    steps: Counter[tuple[float, float]] = Counter()
-    for draw in draws:
-        steps[draw.noise_multiplier, draw.sampling_rate] += draw.steps
-    history = tuple((*key, num_steps) for key, num_steps in sorted(steps.items()))
-    if not history:
+    if not (history := counted(draws)):
         return 0.0
     epsilon = _bound(MOMENTS, history, delta)
     # Both bounds are valid, so the smaller one may be used.
     return epsilon if epsilon > MOMENTS_ONLY else min(epsilon, _bound(VARIABLE, history, delta))
+
+
+def counted(draws: Iterable[Draw]) -> History:
+    """Return the mechanisms of some draws, each with its number of steps, in a fixed order."""
+    # Equal mechanisms are counted together, which Opacus handles much faster.
+    steps: Counter[tuple[float, float]] = Counter()
+    for draw in draws:
+        steps[draw.noise_multiplier, draw.sampling_rate] += draw.steps
+    return tuple((*key, num_steps) for key, num_steps in sorted(steps.items()))
 
 
 @cache

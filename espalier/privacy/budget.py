@@ -5,11 +5,12 @@ neither ``keep-days`` nor the end of a run removes it. A draw is written before 
 data begins, and a second entry when the answer is stored.
 
 Covers: draws of all private runs of a site compose, also over restarts and between runs at the same
-time. The same answer, sent again, draws once. If work failed before its answer was stored, nothing
-has left the site, so it is repeated with new noise and without another draw. If the stored answer
-is lost afterwards, it is not computed again, since it would have other noise. A log that is
-missing, damaged, emptied, cut off at its end or another site's is an error and never an empty
-budget; a file beside it has the hash of its last entry.
+time, and if a server chooses runs in view of earlier replies (``run_filter.py``). The same answer,
+sent again, draws once. If work failed before its answer was stored, nothing has left the site, so
+it is repeated with new noise and without another draw. If the stored answer is lost afterwards, it
+is not computed again, since it would have other noise. A log that is missing, damaged, emptied, cut
+off at its end or another site's is an error and never an empty budget; a file beside it has the
+hash of its last entry.
 
 Draws of answers with shared noise count as if the sum, which has all noise, were the answer. That
 rests on the honesty of other sites.
@@ -21,15 +22,17 @@ they are not counted.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from espalier.errors import InputError
 from espalier.privacy.accounting import Draw, epsilon_of
-from espalier.settings.tables.noise_share import NoiseShare
+from espalier.privacy.guarantee import Guarantee
+from espalier.privacy.run_filter import filtered_epsilon
 from espalier.storage.atomic import write_bytes
 from espalier.storage.client_state import private_folder
 from espalier.storage.directory_lock import in_turn
@@ -48,13 +51,18 @@ class Spent:
     """Draws of a site's answers so far."""
 
     draws: dict[tuple[str, int], Draw]
-    """Draws by run and round."""
+    """Draws by run and round, in the order in which they were made."""
     answered: frozenset[tuple[str, int]]
     """Runs and rounds whose answers are stored."""
+    first_plan: list[Draw]
+    """All draws that the first run planned."""
 
-    def of_others(self, run: str) -> list[Draw]:
-        """Return the draws of all runs but one."""
-        return [draw for (other, _), draw in self.draws.items() if other != run]
+    def by_run(self) -> dict[str, list[Draw]]:
+        """Return the draws of each run."""
+        runs: dict[str, list[Draw]] = {}
+        for (run, _), draw in self.draws.items():
+            runs.setdefault(run, []).append(draw)
+        return runs
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,7 @@ class Budget:
         """
         draws: dict[tuple[str, int], Draw] = {}
         answered = set[tuple[str, int]]()
+        first_plan: list[Draw] = []
         for entry in self._entries():
             # Two kinds of entries: draws, and answers that are stored.
             key = (str(entry["run"]), int(entry["round"]))
@@ -102,13 +111,32 @@ class Budget:
                     float(entry["sampling_rate"]),
                     int(entry["steps"]),
                 )
+                # Logs of earlier versions have no plan.
+                first_plan = first_plan or [draws[key]] * int(entry.get("answers", 1))
             else:
                 answered.add(key)
-        return Spent(draws, frozenset(answered))
+        return Spent(draws, frozenset(answered), first_plan)
 
-    def epsilon(self, draws: list[Draw]) -> float:
-        """Return epsilon of some draws at the site's delta."""
-        return epsilon_of(draws, self.delta)
+    def epsilon(self, spent: Spent, run: str = "", planned: Sequence[Draw] = ()) -> float:
+        """Return epsilon of a site's answers at its delta.
+
+        With a run's name its draws are those planned instead of those made so far. The draws of one
+        run, and those of a site without a maximum, have the smaller of two bounds. Otherwise the
+        bound is one that also holds if runs were chosen in view of earlier replies.
+        """
+        runs = spent.by_run() | ({run: list(planned)} if run else {})
+        draws = list(chain.from_iterable(runs.values()))
+        # A run without draws tells nothing.
+        if sum(map(bool, runs.values())) < 2 or not self.max_epsilon:
+            return epsilon_of(draws, self.delta)
+
+        def filtered(of: Sequence[Draw]) -> float:
+            return filtered_epsilon(spent.first_plan, of, self.max_epsilon, self.delta)
+
+        # A first run that fits only by the smaller bound is the only one: whether there is a
+        # second one must not depend on replies.
+        first = filtered(spent.first_plan)
+        return filtered(draws) if first <= self.max_epsilon else max(first, filtered(draws))
 
     def exceeded_by(self, run: str, planned: list[Draw]) -> str:
         """Return why a run with these draws does not fit, in one line; empty if it does.
@@ -117,20 +145,17 @@ class Budget:
         """
         if not self.max_epsilon:
             return ""
-        # Draws of this run are part of ``planned``.
-        others = self.spent().of_others(run)
-        total = self.epsilon([*others, *planned])
+        spent = self.spent()
+        total = self.epsilon(spent, run, planned)
         if total <= self.max_epsilon:
             return ""
         return (
             f"max-epsilon = {self.max_epsilon:g} (delta = {self.delta:g}): earlier runs have spent"
-            f" {self.epsilon(others):.3f}, and with this run it would be {total:.3f}"
+            f" {self.epsilon(spent, run):.3f}, and with this run it would be {total:.3f}"
         )
 
-    def draw(
-        self, run: str, server_round: int, draw: Draw, share: NoiseShare | None = None
-    ) -> None:
-        """Draw on the budget for an answer, before the work on it begins.
+    def draw(self, run: str, server_round: int, guarantee: Guarantee) -> None:
+        """Draw on the budget for an answer of a run, before the work on it begins.
 
         With shared noise the draw is that of the sum; the entry says on how many sites it rests.
 
@@ -138,6 +163,7 @@ class Budget:
         answer was stored before and is lost, or the draw exceeds the budget.
         """
         key = (run, server_round)
+        draw = guarantee.draw
         # One process at a time, so that two runs cannot spend the same budget.
         with in_turn(self._folder):
             spent = self.spent()
@@ -154,7 +180,7 @@ class Budget:
                         " version of opacus; start a new run"
                     )
                 return
-            total = self.epsilon([*spent.draws.values(), draw])
+            total = self.epsilon(spent, run, [*spent.by_run().get(run, []), draw])
             if self.max_epsilon and total > self.max_epsilon:
                 raise InputError(
                     f"max-epsilon = {self.max_epsilon:g} (delta = {self.delta:g}): with this answer"
@@ -162,6 +188,8 @@ class Budget:
                 )
             # Written before the work begins; see the module's docstring.
             entry = {"entry": DRAW, "run": run, "round": server_round, **asdict(draw)}
+            entry |= {"answers": guarantee.answers}
+            share = guarantee.share
             self._append(entry | ({"shared_noise": asdict(share)} if share else {}))
 
     def note_answered(self, run: str, server_round: int) -> None:

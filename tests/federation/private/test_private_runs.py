@@ -16,7 +16,7 @@ from espalier.messages.message import Header
 from espalier.messages.records import read, write
 from espalier.privacy.accounting import Draw, epsilon_of
 from espalier.privacy.budget import Budget
-from espalier.privacy.guarantee import guarantee_of
+from espalier.privacy.guarantee import Guarantee, guarantee_of
 from espalier.results.finished_run import open_run
 from espalier.results.report.verdict import verdict
 from espalier.settings.run import parse
@@ -246,7 +246,8 @@ def test_check_node_tells_what_a_run_would_draw(bench: Bench) -> None:
     after = float(line.rpartition(" ")[2])
     assert "max-epsilon: at most 4.1; at delta = 1e-05 spent 0.000, after this run" in line
     assert 3.8 < after <= 4
-    Budget(bench.folder / "own", "site-a", 0, 1e-5).draw("earlier", 1, Draw(3.0, 1.0, 1))
+    earlier = Guarantee(Draw(3.0, 1.0, 1), 1, 1e-5, "secure")
+    Budget(bench.folder / "own", "site-a", 0, 1e-5).draw("earlier", 1, earlier)
     with pytest.raises(
         EspalierError, match=r"max-epsilon = 4\.1 .*: earlier runs have spent 1\.2\d+, a"
     ):
