@@ -14,6 +14,7 @@ from espalier.hf.export.encoder import check_encoder, export_encoder
 from espalier.hf.export.model import check_export, export_edited
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.whole.adapters import merged
+from espalier.hf.whole.folded_updates import padded
 from espalier.models.adapters import HEAD_KEY, Tensors
 from espalier.storage.atomic import finite_values
 from espalier.training.adapted_model import AdaptedModel
@@ -134,7 +135,8 @@ class AdapterOutcome(Outcome[Adapters]):
         }
         pooled: Tensors | None = self.pooled()
         if pooled is not None:
-            columns["centralized"] = pooled
+            # The result may include folded updates, which have more ranks than what was trained.
+            columns["centralized"] = padded(written.adapters, pooled)
         if self.tests.texts:
             self.measure_texts(
                 {column: merged(written.adapters, tensors) for column, tensors in columns.items()}

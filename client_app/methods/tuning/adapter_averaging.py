@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Protocol
 
-import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -30,7 +29,7 @@ from client_app.site import Site
 from espalier.data.data_protection import require_tokens
 from espalier.hf.stream.edits import Edits
 from espalier.hf.whole.adapters import merged
-from espalier.hf.whole.folded_updates import joined_plan, joined_tensors
+from espalier.hf.whole.folded_updates import joined_plan, joined_tensors, padded
 from espalier.hf.whole.inner_matrices import plain_tensors
 from espalier.messages.local_baseline import BaselineOrder
 from espalier.messages.message import Header, MessageBody, validate
@@ -299,7 +298,7 @@ def evaluate(site: Site, request: MessageBody, additions: Additions = NOTHING) -
 
     def model_of(name: str) -> Any:
         adapted, base = loaded()
-        tensors = {"dense": base, "local_baseline": _padded(result, alone), "federated": pushed}
+        tensors = {"dense": base, "local_baseline": padded(result, alone), "federated": pushed}
         # One model in memory; only its adapters change between evaluations.
         adapted.set(tensors[name])
         return adapted.whole
@@ -311,18 +310,6 @@ def result_plan(whole: AdapterPlan, settings: RunSettings) -> AdapterPlan:
     """Return the plan of the run's result, which includes updates that were folded in."""
     folded = before_round(whole, settings, settings.federation.rounds + 1).folded
     return joined_plan(replace(whole, bases=""), folded)
-
-
-def _padded(plan: AdapterPlan, tensors: Tensors) -> dict[str, dict[str, Tensor]]:
-    """Return adapters padded with zeros to the full rank, which does not change the update."""
-    padded: dict[str, dict[str, Tensor]] = {}
-    for key, shapes in plan.shapes().items():
-        for name, shape in shapes.items():
-            # Zeros add nothing to the product B A.
-            value = torch.zeros(shape)
-            value[tuple(map(slice, tensors[key][name].shape))] = tensors[key][name]
-            padded.setdefault(key, {})[name] = value
-    return padded
 
 
 def _edits(adapters: AdapterPlan, tensors: Tensors, additions: Additions) -> Edits:

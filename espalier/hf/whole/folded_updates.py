@@ -62,6 +62,21 @@ def joined_plan(adapters: AdapterPlan, folded: int, *, alone: bool = False) -> A
     return replace(adapters, blocks=blocks, factors=FACTORS, folded=0)
 
 
+def padded(plan: AdapterPlan, tensors: Tensors) -> dict[str, dict[str, Tensor]]:
+    """Return adapters of lower ranks padded with zeros to those of a plan.
+
+    The updates stay the same: zeros add nothing to the product B A.
+    """
+    result: dict[str, dict[str, Tensor]] = {}
+    for key, shapes in plan.shapes().items():
+        for name, tensor in tensors[key].items():
+            # Factors that are not trained are not in the shapes; they have the rank of the plan.
+            value = torch.zeros(shapes.get(name, tensor.shape))
+            value[tuple(map(slice, tensor.shape))] = tensor
+            result.setdefault(key, {})[name] = value
+    return result
+
+
 def joined_tensors(
     plan: AdapterPlan, key: str, tensors: Mapping[str, Tensor], *, alone: bool = False
 ) -> dict[str, Tensor]:

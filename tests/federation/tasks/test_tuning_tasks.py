@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from espalier.messages.records import read
 from tests.bench import Bench, model_files, summary
 from tests.federation.tasks.task_runs import NOT_COMPARED, bench_of, instructions, metric, reviews
-from tests.tiny_model import save_tiny_llama
+from tests.tiny_model import save_tiny_llama, save_tiny_roberta
 
 
 def test_a_decoder_on_options(folder: Path) -> None:
@@ -36,6 +36,29 @@ def test_a_decoder_on_options(folder: Path) -> None:
     assert loss["values"]["local_baseline"] < loss["values"]["dense"]
     labels = [record["label"] for record in reviews(99)]
     assert accuracy["chance"] == pytest.approx(max(sum(labels), 60 - sum(labels)) / 60)
+
+
+AVERAGED = {
+    "fedpetuning fedex": {"fedpetuning.aggregation": "fedex"},
+    "fedpetuning ffa": {"fedpetuning.aggregation": "ffa"},
+    "hetlora svd": {"lora.ranks": "1,2", "hetlora.aggregation": "svd"},
+    "flora": {"lora.ranks": "1,2"},
+    "fed-sb": {},
+}
+"""Ways to average adapters whose results have other ranks or tensors than what was trained."""
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+@pytest.mark.parametrize("name", AVERAGED)
+def test_all_models_are_scored(folder: Path, kind: str, name: str) -> None:
+    bench = bench_of(folder, "sst2", reviews, **AVERAGED[name], **{"task.max-test-items": 12})
+    bench.method = name.split()[0]
+    if kind == "encoder":
+        bench.model = save_tiny_roberta(folder / "encoder")
+    values = metric(summary(bench.run()), "loss")["values"]
+    assert set(values) == {"dense", "local_baseline", "centralized", "federated"}
+    # All were trained, so none equals another one.
+    assert len(set(values.values())) == 4
 
 
 def test_a_decoder_on_written_answers_of_its_own(folder: Path) -> None:
