@@ -70,6 +70,8 @@ class AdaptedModel:
             keep_zeros(model, hf_model, adapters)
         for key, tensors in other_parameters.items():
             parameters.setdefault(key, {}).update(tensors)
+        # The modules of peft begin in training mode, with dropout.
+        hf_model.eval()
         return AdaptedModel(hf_model, parameters)
 
     def set(self, tensors: Tensors) -> None:
