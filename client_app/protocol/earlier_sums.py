@@ -30,7 +30,9 @@ FOLDER = "sums"
 def require_same_sites(
     site: Site, kind: str, tensors_sha256: Sequence[str], names: Iterable[str], *, keep: bool
 ) -> None:
-    """Raise InputError if the same tensors were in a sum with other sites, or perhaps were.
+    """Raise InputError if the same tensors were in a sum with other sites.
+
+    Also if the record of such a sum is damaged, so that its sites are not known.
 
     Does nothing at simulated sites, whose runs are on one machine, and without ``min-secure-sum``.
 

@@ -111,7 +111,7 @@ class Budget:
                     float(entry["sampling_rate"]),
                     int(entry["steps"]),
                 )
-                # Logs of earlier versions have no plan.
+                # Logs of earlier versions have no plan; one answer fixes an order, too.
                 first_plan = first_plan or [draws[key]] * int(entry.get("answers", 1))
             else:
                 answered.add(key)

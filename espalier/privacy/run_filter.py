@@ -1,9 +1,9 @@
 """Privacy filter: composition of runs whose noise is chosen in view of earlier replies.
 
 A server that knows the replies of one run may choose epsilon, rate and steps of the next one by
-them. Rényi moments of one order add up all the same, if the order was fixed before the first reply
-(Feldman and Zrnic 2021, "Individual Privacy Accounting via a Rényi Filter", theorem 3.1), also if
-runs overlap (Haney et al. 2023, "Concurrent Composition for Interactive Differential Privacy with
+them. Rényi divergences of one order add up all the same, if the order was fixed before the first
+reply (Feldman and Zrnic 2021, "Individual Privacy Accounting via a Rényi Filter"), also if runs
+overlap (Haney et al. 2023, "Concurrent Composition for Interactive Differential Privacy with
 Adaptive Privacy-Loss Parameters"). The smaller of several bounds, which ``accounting`` takes, would
 be a choice in view of replies.
 
@@ -14,21 +14,25 @@ Covers: all runs of a site that has a budget.
 Does not cover: a budget that its owner changes in view of replies, because the order depends on it.
 """
 
-import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from espalier.environment.imports import importing
 from espalier.privacy.accounting import Draw, counted
 
 MORE_ORDERS = (96.0, 128.0, 256.0, 512.0, 1024.0)
 """Orders beyond those of Opacus, for small epsilons."""
+LEAST = 1e-15
+"""Divergence of all draws that is assumed at least; Opacus's rounding may give 0 or less."""
 
 
 def filtered_epsilon(
     first: Iterable[Draw], draws: Iterable[Draw], max_epsilon: float, delta: float
 ) -> float:
-    """Return epsilon at ``delta`` of the draws of several runs, by moments of a fixed order.
+    """Return epsilon at ``delta`` of the draws of several runs, by a fixed Rényi order.
 
     Parameters
     ----------
@@ -37,42 +41,38 @@ def filtered_epsilon(
     max_epsilon : budget of the site, positive
     """
     orders = _orders()
-    planned = _moments(first, orders)
-    # Epsilon of draws without moments: what the order itself costs.
-    added = [_epsilon(0.0, order, delta) for order in orders]
-    # How often the plan fits; a moment that overflowed is infinite, and its order is not used.
-    times = [
-        (max_epsilon - cost) / moment if math.isfinite(moment) else -math.inf
-        for cost, moment in zip(added, planned, strict=True)
-    ]
-    order = orders[times.index(max(times))]
-    return _epsilon(_moments(draws, [order])[0], order, delta)
+    # Epsilon of no divergence: what the order itself costs.
+    costs = np.array([_epsilon(0.0, order, delta) for order in orders])
+    # Number of times that the plan fits.
+    times = (max_epsilon - costs) / _divergences(first, orders)
+    order = orders[times.argmax()]
+    return _epsilon(_divergences(draws, np.array([order]))[0], order, delta)
 
 
-def _orders() -> list[float]:
+def _orders() -> NDArray[np.float64]:
     with importing(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from opacus.accountants import RDPAccountant
-    return [*map(float, RDPAccountant.DEFAULT_ALPHAS), *MORE_ORDERS]
+    return np.array([*RDPAccountant.DEFAULT_ALPHAS, *MORE_ORDERS])
 
 
-def _moments(draws: Iterable[Draw], orders: Sequence[float]) -> list[float]:
-    """Return the Rényi divergence of all draws together at each order; at least 1e-300."""
+def _divergences(draws: Iterable[Draw], orders: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the Rényi divergence of all draws together at each order."""
     from opacus.accountants.analysis.rdp import compute_rdp
 
-    totals = [1e-300] * len(orders)
+    total = np.zeros_like(orders)
     for noise_multiplier, sampling_rate, steps in counted(draws):
-        for place, order in enumerate(orders):
-            # An order at a time: with one that overflows Opacus gives no number.
-            found = float(
-                compute_rdp(
-                    q=sampling_rate, noise_multiplier=noise_multiplier, steps=steps, orders=order
-                )
-            )
-            totals[place] += math.inf if math.isnan(found) else found
-    return totals
+        total += compute_rdp(
+            q=sampling_rate, noise_multiplier=noise_multiplier, steps=steps, orders=orders
+        )
+    return np.maximum(total, LEAST)
 
 
-def _epsilon(moment: float, order: float, delta: float) -> float:
-    """Return epsilon by a Rényi divergence (Balle et al. 2020, theorem 21)."""
-    return moment + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
+def _epsilon(divergence: float, order: float, delta: float) -> float:
+    from opacus.accountants.analysis.rdp import get_privacy_spent
+
+    with warnings.catch_warnings():
+        # Opacus warns if the best order is the first or the last one; here there is only one.
+        warnings.simplefilter("ignore")
+        epsilon, _ = get_privacy_spent(orders=order, rdp=divergence, delta=delta)
+    return float(epsilon)

@@ -95,7 +95,7 @@ def test_a_run_is_compared_as_a_whole_before_it_begins(tmp_path: Path) -> None:
 
 
 def test_later_runs_may_be_chosen_in_view_of_replies(tmp_path: Path) -> None:
-    """Several runs are composed by moments of the order that the first plan determines."""
+    """Several runs are composed by divergences of the order that the first plan determines."""
     own = budget(tmp_path, 2.0)
     own.draw("run-1", 1, of(DRAW, answers=2))
     later = Draw(2.0, 0.1, 7)
