@@ -20,6 +20,7 @@ from espalier.hf.whole.adapters import put_in, set_values
 from espalier.hf.whole.model import load_whole
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.settings.run import RunSettings, parse
+from espalier.training.adapted_model import AdaptedModel
 from espalier.training.adapter_training import AdapterTraining
 from espalier.training.initial_values import initial_adapters
 from espalier.training.loop import Loop, Trained
@@ -298,6 +299,18 @@ def test_dropout_depends_on_seed_alone(
         assert torch.equal(torch.get_rng_state(), before)
     assert same(found[0], found[1])
     assert not same(found[0], found[2])
+
+
+def test_a_loaded_model_has_no_dropout_yet(llama: OpenedModel) -> None:
+    """FedSpine measures a loss before the first training step, and again after the last one."""
+    settings = settings_of(lora__dropout=0.5)
+    model = AdaptedModel.load(llama, CPU, settings, adapter_plan(llama.plan, settings.lora))
+    # With B = 0 dropout would change nothing.
+    model.set(start_of(training_of(llama)))
+    ids = torch.arange(8)[None]
+    with torch.no_grad():
+        once, again = (model.whole(input_ids=ids).logits for _ in range(2))
+    assert torch.equal(once, again)
 
 
 def test_full_epoch_ignores_seed(llama: OpenedModel) -> None:
