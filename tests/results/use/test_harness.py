@@ -2,7 +2,9 @@
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,24 @@ from tests.tiny_model import save_tiny_llama
 
 needs_harness = pytest.mark.skipif(find_spec("lm_eval") is None, reason="needs the extra lm-eval")
 WORDS = ["oak", "fir", "elder", "ivy"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tasks_listed_once() -> Iterator[None]:
+    """Keep the harness's list of tasks, which takes seconds to read, for the tests of this file."""
+    if find_spec("lm_eval") is None:
+        yield
+        return
+    from lm_eval import tasks
+
+    manager = cache(tasks.TaskManager)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(
+            tasks,
+            "TaskManager",
+            lambda include_path=None, **rest: manager(tuple(include_path or ()) or None, **rest),
+        )
+        yield
 
 
 @pytest.fixture
