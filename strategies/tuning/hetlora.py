@@ -138,7 +138,10 @@ class HetLoRA(Tuning):
         tensors = self.result.tensors(key)
         before = Factors(tensors[adapter.name_b], tensors[adapter.name_a], adapter.scaling)
         mean = holder_update_mean if self.job.averages_updates else holder_mean
-        averaged = mean(factors, ranks, weights, before)
+        # As in the mean of all: no client has more than this part of the weight.
+        counted = sum(weight > 0 for weight in weights)
+        max_share = min(1.0, self.run.settings.federation.weight_limit / max(counted, 1))
+        averaged = mean(factors, ranks, weights, before, max_share)
         return adapter.named(averaged.b, averaged.a)
 
     def _note_energy(self, server_round: int) -> None:

@@ -1,8 +1,10 @@
 """Frozen factors of adapters of which only the matrix between them is trained.
 
 Every party computes the same ones from the base model and the run's seed, so they are never sent.
-Their columns and rows are orthonormal. Parties with other processors may get other last bits, which
-changes the update by as little.
+Their columns and rows are orthonormal. Computed in float64, they are the same to about float32
+precision on all processors, except if two singular values of a matrix are equal in the first eight
+digits or so: then any rotation of their vectors is as good, and what another processor computes is
+another one.
 """
 
 import numpy as np
@@ -18,6 +20,8 @@ ITERATIONS = 4
 """Number of power iterations."""
 EXTRA = 8
 """Number of vectors that are computed beyond the rank, for accuracy."""
+NEARLY_ZERO = 1e-10
+"""Fraction of the largest singular value up to which vectors would be rounding errors."""
 
 
 def with_bases(
@@ -29,7 +33,7 @@ def with_bases(
         purpose = f"bases/{adapter.linear.name}"
         generator = np.random.default_rng(derive_seed(seed, purpose, block=index))
         if adapters.bases == "weights":
-            weight = model.checkpoint.read(adapter.linear.parameter).to(torch.float32)
+            weight = model.checkpoint.read(adapter.linear.parameter)
             b, a = singular_vectors(weight, adapter.rank, generator)
         else:
             b, a = random_vectors(adapter, generator)
@@ -45,26 +49,47 @@ def singular_vectors(
     """Return the first left and right singular vectors of a matrix, nearly.
 
     Source: Halko, Martinsson & Tropp 2011, "Finding Structure with Randomness", algorithms 4.4 and
-    5.1. In each left vector the entry of the largest magnitude is positive.
+    5.1. In each left vector the entry of the largest magnitude is positive. A matrix of a lower
+    rank has fewer vectors than ``rank``; random ones, orthogonal to these, take the other places.
 
     Parameters
     ----------
-    weight : (out, in), float32
+    weight : (out, in), floating-point
 
     Returns
     -------
     tuple of Tensor
         B (out, rank) with orthonormal columns, and A (rank, in) with orthonormal rows, float32.
     """
+    weight = weight.to(torch.float64)
     width = min(rank + EXTRA, *weight.shape)
-    start = generator.standard_normal((weight.shape[1], width)).astype(np.float32)
-    basis = torch.linalg.qr(weight @ torch.from_numpy(start)).Q
+    start = torch.from_numpy(generator.standard_normal((weight.shape[1], width)))
+    basis = torch.linalg.qr(weight @ start).Q
     for _ in range(ITERATIONS):
         basis = torch.linalg.qr(weight @ torch.linalg.qr(weight.T @ basis).Q).Q
-    u, _, vh = torch.linalg.svd((basis.T @ weight).to(torch.float64), full_matrices=False)
-    left = basis.to(torch.float64) @ u[:, :rank]
-    signs = left.gather(0, left.abs().argmax(dim=0, keepdim=True)).sign()
-    return (left * signs).to(torch.float32), (vh[:rank] * signs.T).to(torch.float32)
+    u, values, vh = torch.linalg.svd(basis.T @ weight, full_matrices=False)
+    found = int((values[:rank] > NEARLY_ZERO * values[0]).sum())
+    left, right = basis @ u[:, :found], vh[:found].T
+    signs = _signs(left)
+    left = _completed(left * signs, rank, generator)
+    right = _completed(right * signs, rank, generator)
+    return left.to(torch.float32), right.T.to(torch.float32)
+
+
+def _completed(vectors: Tensor, number: int, generator: np.random.Generator) -> Tensor:
+    """Return the orthonormal columns followed by random ones, up to ``number`` columns."""
+    missing = number - vectors.shape[1]
+    if not missing:
+        return vectors
+    drawn = torch.from_numpy(generator.standard_normal((len(vectors), missing)))
+    # QR goes from left to right, so the given columns come first, except for their signs.
+    more = torch.linalg.qr(torch.cat([vectors, drawn], dim=1)).Q[:, -missing:]
+    return torch.cat([vectors, more * _signs(more)], dim=1)
+
+
+def _signs(vectors: Tensor) -> Tensor:
+    """Return the sign of the entry of the largest magnitude in each column."""
+    return vectors.gather(0, vectors.abs().argmax(dim=0, keepdim=True)).sign()
 
 
 def random_vectors(adapter: Adapter, generator: np.random.Generator) -> tuple[Tensor, Tensor]:

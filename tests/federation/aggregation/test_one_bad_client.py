@@ -37,6 +37,7 @@ from tests.federation.aggregation.bad_clients import (
     save_trained_llama,
     sentences,
     tensors,
+    updates,
 )
 
 MAX_WORSE = 1.10
@@ -126,6 +127,11 @@ MOST_TOKENS = tensors(
 )
 """Largest count that the contracts of pooled pruning and FLAP accept."""
 INVERTED = tensors(lambda _, value: (value.median() ** 2 / (value.abs() + 1e-9)).float())
+HIGHEST_TURNED = updates(
+    lambda value, begun: torch.cat([value[:, :2], begun[:, 2:] - 0.9 * (value - begun)[:, 2:]], 1),
+    only="lora_b",
+)
+"""The client trains its first two ranks and reverses what it trained of the others."""
 PERSONAL = {"evaluation.local-baseline": True}
 """Settings of methods with one model per client; the metric is the mean over clients."""
 OF_SOME_UPDATES = {
@@ -232,6 +238,24 @@ CASES = {
         "new",
     ),
     "hetlora": Case(TUNED, OF_SOME_UPDATES, "new"),
+    **{
+        f"fedpetuning {name}": Case(
+            TUNED | {"fedpetuning.aggregation": name}, OF_SOME_UPDATES, "new"
+        )
+        for name in ("fedex", "ffa", "rolora")
+    },
+    "hetlora holders": Case(
+        # The bad client, of number 3, alone has the two highest ranks.
+        TUNED
+        | {
+            "hetlora.rank-weights": "holders",
+            "hetlora.gamma": 1.0,
+            "lora.ranks": "2,2,2,4,2",
+            "federation.client-weights": "equal",
+        },
+        OF_SOME_UPDATES | {"its highest ranks turned round": HIGHEST_TURNED},
+        "new",
+    ),
     "flora": Case(TUNED, OF_SOME_UPDATES, "new"),
     "fed-sb": Case(TUNED, OF_SOME_UPDATES, "new"),
     "fedsoda": Case(
@@ -274,7 +298,17 @@ for _method in ("fedpetuning", "fedsoda", "sft-p"):
     CASES[f"{_method} median"] = replace(
         CASES[_method], settings={**CASES[_method].settings, **MEDIAN}
     )
-ALL_SLOW = ("fed-sb", "fedpetuning median", "fedsoda median", "fedspine", "sft-p median")
+ALL_SLOW = (
+    "fed-sb",
+    "fedpetuning fedex",
+    "fedpetuning ffa",
+    "fedpetuning median",
+    "fedpetuning rolora",
+    "fedsoda median",
+    "fedspine",
+    "hetlora holders",
+    "sft-p median",
+)
 """Cases of which each change is slow.
 
 ``test_aggregation.py`` has a quick run of the median; FedSpine and Fed-SB average like

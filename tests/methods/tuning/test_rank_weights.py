@@ -33,8 +33,9 @@ def bench(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 def test_each_rank_is_averaged_over_its_holders(bench: Bench) -> None:
-    grid = bench.grid()
-    folder = bench.run(grid)
+    unlimited = {"federation__max_weight_ratio": 1e6}
+    grid = bench.grid(**unlimited)
+    folder = bench.run(grid, **unlimited)
     sent = sent_adapters(grid, 1)
     weights = norm_weights(sent)
     for matrix in PATHS:
@@ -47,6 +48,17 @@ def test_each_rank_is_averaged_over_its_holders(bench: Bench) -> None:
             row = sum(weights[client] * pairs[client][1][rank] for client in held) / total
             np.testing.assert_allclose(b[:, rank], column, rtol=1e-5, atol=1e-8)
             np.testing.assert_allclose(a[rank], row, rtol=1e-5, atol=1e-8)
+
+
+def test_no_holder_has_more_weight_than_in_the_mean_of_all(bench: Bench) -> None:
+    """Of four clients with a ratio of 2 none has more than half; the last B, 0, has the rest."""
+    changes = {"lora__ranks": "2,4,4,8"}
+    limited = bench.run(**changes)
+    free = bench.run(**changes, federation__max_weight_ratio=1e6)
+    for matrix in PATHS:
+        (b, _), (free_b, _) = (written(folder, 0, matrix) for folder in (limited, free))
+        np.testing.assert_allclose(b[:, 4:], free_b[:, 4:] / 2, rtol=1e-5, atol=1e-9)
+        assert np.abs(free_b[:, 4:]).max() > 0
 
 
 def test_high_ranks_keep_more_energy_among_their_holders(bench: Bench) -> None:

@@ -49,6 +49,25 @@ def test_updates_are_averaged_by_rank() -> None:
     torch.testing.assert_close(dense(found), best, rtol=0, atol=1e-5)
 
 
+def test_what_a_limit_takes_goes_to_the_values_before() -> None:
+    clients = [drawn(0, 1), drawn(1, 1), drawn(2, 2)]
+    ranks, weights, before = [1, 1, 2], [3.0, 1.0, 1.0], drawn(9, 2)
+    found = holder_mean(clients, ranks, weights, before, max_share=0.5)
+    firsts = [0.5 * clients[0].b, 0.2 * clients[1].b, 0.2 * clients[2].b[:, :1]]
+    torch.testing.assert_close(found.b[:, :1], sum(firsts) + 0.1 * before.b[:, :1])
+    torch.testing.assert_close(found.a[1], (clients[2].a[1] + before.a[1]) / 2)
+    updates = holder_update_mean(clients, ranks, weights, before, max_share=0.5)
+    parts = [(clients[0], 0, 0.5), (clients[1], 0, 0.2), (clients[2], 0, 0.2), (before, 0, 0.1)]
+    expected = torch.zeros(6, 7, dtype=torch.float64)
+    for factors, rank, share in [*parts, (clients[2], 1, 0.5), (before, 1, 0.5)]:
+        product = torch.outer(factors.b[:, rank].double(), factors.a[rank].double())
+        expected += SCALING * share * product
+    u, values, vh = torch.linalg.svd(expected, full_matrices=False)
+    torch.testing.assert_close(
+        dense(updates), (u[:, :2] * values[:2]) @ vh[:2], rtol=0, atol=1e-5
+    )
+
+
 @pytest.mark.parametrize("of_updates", [False, True])
 def test_clients_of_one_rank_have_the_usual_mean(of_updates: bool) -> None:
     clients = [drawn(seed, 2) for seed in range(3)]
