@@ -43,7 +43,8 @@ def contradictions(method: str, valid: Mapping[str, Any], num_clients: int) -> l
     if "client-weights" in job.FEDERATION and federation.client_weights not in job.WEIGHTS:
         allowed = " or ".join(map(repr, ("auto", *job.WEIGHTS)))
         lines.append(
-            f"federation.client-weights = '{federation.client_weights}': {method} knows {allowed}"
+            f"federation.client-weights = '{federation.client_weights}': {method} does not have"
+            f" these weights; set it to {allowed}"
         )
     lines += _too_few_sampled(federation, num_clients)
     if federation.secure_sum and METHODS[method].summands:

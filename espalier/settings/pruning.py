@@ -207,7 +207,7 @@ class CutSettings(Table):
             return cls.SELECTIONS[0]
         if value not in cls.SELECTIONS:
             known = " or ".join(map(repr, (AUTO, *cls.SELECTIONS)))
-            raise ValueError(f"this method knows {known}")
+            raise ValueError(f"this method does not have it; set it to {known}")
         return value
 
 

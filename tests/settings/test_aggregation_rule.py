@@ -27,7 +27,8 @@ def test_rules_that_a_method_cannot_have_are_refused_with_the_reason() -> None:
             assert job.WHY_NO_OTHER_RULE
             with pytest.raises(InputError) as caught:
                 parse({"method": method, RULE: rule})
-            assert f"'{rule}': {method} knows 'auto' or" in str(caught.value)
+            assert f"'{rule}': {method} cannot use this rule: " in str(caught.value)
+            assert "; set it to 'auto' or" in str(caught.value)
             assert job.WHY_NO_OTHER_RULE in str(caught.value)
 
 

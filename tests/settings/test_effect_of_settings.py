@@ -245,7 +245,10 @@ def test_weights_unknown_to_method_are_refused() -> None:
         ("fedspallm", "'equal' or 'samples'"),
     ):
         (line,) = mistake_lines({"method": method, "federation.client-weights": "norms"})
-        assert line == f"federation.client-weights = 'norms': {method} knows 'auto' or {known}"
+        assert line == (
+            f"federation.client-weights = 'norms': {method} does not have these weights; set it to"
+            f" 'auto' or {known}"
+        )
 
 
 def test_unread_federation_keys_are_refused() -> None:

@@ -153,7 +153,7 @@ def test_names_of_other_programs_are_not_keys_and_what_they_name_is() -> None:
 def test_one_line_per_unread_key() -> None:
     """The line with the reason is enough, and values are written as in TOML."""
     for given, reason in (
-        ({"method": "hetlora", "federation.secure-sum": True}, "weights clients by the norm"),
+        ({"method": "hetlora", "federation.secure-sum": True}, "needs each client's adapters"),
         ({"method": "flora", "federation.wire-dtype": "nf4"}, "sums updates exactly"),
     ):
         with pytest.raises(EspalierError, match=reason) as caught:

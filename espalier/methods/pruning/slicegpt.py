@@ -50,8 +50,8 @@ class SliceGptSettings(PublicTextSettings):
     )
     RULES: ClassVar[tuple[str, ...]] = ("clipped-mean", "mean")
     WHY_NO_OTHER_RULE = (
-        "second moments form a positive semidefinite matrix, and a median of each number does not;"
-        " they are limited in every direction instead"
+        "second moments form a positive semidefinite matrix, and a median of each number does not,"
+        " so they are limited in every direction instead"
     )
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
     MAKES_LOCAL_BASELINE_WITH: ClassVar[Mapping[str, str | tuple[str, ...]]] = {

@@ -108,8 +108,8 @@ METHOD = averaging_row(
     strategy="strategies.tuning.hetlora:HetLoRA",
     job="client_app.methods.tuning.hetlora",
     summands_reason=(
-        "weights clients by the norm of each one's update, and they have ranks of their"
-        " own and give some up"
+        "needs each client's adapters by themselves: clients have ranks of their own and give some"
+        " up, and by default the norm of each one's update is its weight"
     ),
     dry_run="server_app.estimate.messages.tuning:DryHetLoRA",
 )

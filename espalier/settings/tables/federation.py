@@ -213,8 +213,8 @@ class FederationSettings(Table):
         given = f"federation.aggregation-rule = '{rule}'"
         if rule not in job.RULES:
             allowed = " or ".join(map(repr, ("auto", *job.RULES)))
-            why = f"; {job.WHY_NO_OTHER_RULE}" if job.WHY_NO_OTHER_RULE else ""
-            return [f"{given}: {method} knows {allowed}{why}"]
+            why = f": {job.WHY_NO_OTHER_RULE}" if job.WHY_NO_OTHER_RULE else ""
+            return [f"{given}: {method} cannot use this rule{why}; set it to {allowed}"]
         clients = self.clients_of_round(num_clients)
         if rule in BY_COORDINATE and largest_trim(clients) < 1:
             return [

@@ -29,11 +29,18 @@ their magnitudes. Far above it only the first step matters.
 """
 
 
+MAX_RANK = 65536
+"""Maximum rank of a client, above the width of all models."""
+
+
 def _are_ranks(value: str) -> str:
     if value.strip() and not all(
-        re.fullmatch(r"[1-9][0-9]{0,5}", part.strip()) for part in value.split(",")
+        re.fullmatch("[1-9][0-9]{0,8}", part.strip()) and int(part) <= MAX_RANK
+        for part in value.split(",")
     ):
-        raise ValueError("is not a comma-separated list of ranks from 1 on, for instance 2,4,8")
+        raise ValueError(
+            f"is not a comma-separated list of ranks from 1 to {MAX_RANK}, for instance 2,4,8"
+        )
     return value.strip()
 
 
@@ -176,7 +183,10 @@ def largest_rank_faults(ranks: str, lora: LoraSettings, num_clients: int) -> lis
     if largest == lora.rank:
         return []
     of_clients = "" if taken == given else f" of the first {num_clients} (num-clients)"
+    remedy = f"set lora.rank={largest}, or give a client the rank {lora.rank}"
+    if largest > lora.rank:
+        remedy = f"give no client more than {lora.rank}, or raise lora.rank"
     return [
         f"lora.ranks = '{ranks}': the largest{of_clients} is {largest}, and lora.rank is"
-        f" {lora.rank}; set lora.rank={largest}, or give a client the rank {lora.rank}"
+        f" {lora.rank}; {remedy}"
     ]

@@ -63,9 +63,7 @@ def test_what_a_limit_takes_goes_to_the_values_before() -> None:
         product = torch.outer(factors.b[:, rank].double(), factors.a[rank].double())
         expected += SCALING * share * product
     u, values, vh = torch.linalg.svd(expected, full_matrices=False)
-    torch.testing.assert_close(
-        dense(updates), (u[:, :2] * values[:2]) @ vh[:2], rtol=0, atol=1e-5
-    )
+    torch.testing.assert_close(dense(updates), (u[:, :2] * values[:2]) @ vh[:2], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("of_updates", [False, True])
