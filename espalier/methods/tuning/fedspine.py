@@ -91,7 +91,8 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
         "bandit",
         description=(
             "Choice of a device's pruning ratio and rank in a round: by a bandit of its own, by a"
-            " schedule that is the same for all devices, or at random."
+            " schedule that is the same for all devices, or at random. A bandit has learned"
+            " nothing before about 30 rounds; with fewer the schedule is better."
         ),
     )
     arm_space: Literal["relative", "absolute"] = Field(
