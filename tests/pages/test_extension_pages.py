@@ -65,7 +65,9 @@ def written(block: str, folder: Path) -> None:
     file.write_text("".join(lines))
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(
+    "name", [PAGES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in PAGES[1:])]
+)
 def test_a_page_works_when_it_is_followed(name: str, tmp_path: Path) -> None:
     page = ROOT / "docs" / "develop" / f"{name}.md"
     for path in COPIED:

@@ -227,8 +227,8 @@ def simulation(folder: Path, words: Sequence[str], *, by_the_command: bool) -> P
     return found
 
 
-ALWAYS = ("fedpetuning", "fedprllm", "fedspine")
-"""Methods that are always tried: adapters, masks, clients' own models."""
+ALWAYS = ("fedpetuning", "fedprllm")
+"""Methods that are always tried: adapters and masks."""
 
 
 def test_every_method_has_a_run() -> None:

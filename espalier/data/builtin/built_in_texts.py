@@ -1,6 +1,7 @@
 """Built-in texts, which every Python installation has: each client's source and the public part."""
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Protocol
 
 from espalier.data.builtin import documentation, source_code
@@ -34,8 +35,12 @@ def own_passages(name: str, client: int, num_clients: int) -> list[str]:
     return Partition("iid", sharers, 1.0, 0).select(rank, whole)
 
 
+@cache
 def public_part(name: str) -> str:
-    """Return the held-out passages of all sources, which no client calibrates or trains on."""
+    """Return the held-out passages of all sources, which no client calibrates or trains on.
+
+    A process reads them once, because removing the docstrings of all sources takes seconds.
+    """
     text = BUILT_IN[name]
     _, held_out = split(one for source in text.SOURCES for one in text.texts(source))
     return "\n\n".join(held_out)

@@ -304,24 +304,21 @@ ALL_SLOW = (
     "fedpetuning ffa",
     "fedpetuning median",
     "fedpetuning rolora",
+    "fedpetuning svd",
     "fedsoda median",
     "fedspine",
+    "flora",
+    "hetlora",
     "hetlora holders",
+    "sft-p",
     "sft-p median",
 )
 """Cases of which each change is slow.
 
-``test_aggregation.py`` has a quick run of the median; FedSpine and Fed-SB average like
+``test_aggregation.py`` has a quick run of the median; the other methods average adapters like
 FedPETuning.
 """
-SLOW = (
-    "fedpetuning",
-    "fedpetuning svd",
-    "fedsoda",
-    "flora",
-    "hetlora",
-    "sft-p",
-)
+SLOW = ("fedpetuning", "fedsoda")
 """Methods whose runs take longest; ``ALWAYS`` of each, or its first change, is always tried."""
 ALWAYS = "at the limit of training"
 

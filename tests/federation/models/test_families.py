@@ -115,7 +115,13 @@ def test_a_run_with_experts_is_estimated(homes: dict[str, Home], kind: str) -> N
     assert "memory" in planned(settings, OpenedModel(homes[kind].model)).long(Speeds())
 
 
-@pytest.mark.parametrize("kind", ["granite", "smollm3", "phi3", "gemma2"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("granite", "smollm3", "phi3")),
+        "gemma2",
+    ],
+)
 def test_a_sub_model_keeps_the_types_of_its_blocks(
     homes: dict[str, Home], tmp_path: Path, kind: str
 ) -> None:

@@ -67,6 +67,8 @@ LIKE = (
     "votes block by block",
     "moments of the stream",
     "adapters of several ranks",
+    "stacked adapters",
+    "small matrices",
     "masks",
     "ratios and ranks",
 )

@@ -144,6 +144,7 @@ def test_attack_on_sums(sets: DataSets) -> None:
     assert (summed.members, summed.others) == (8, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["FedSpine, bits of a cut", "FedSpine, losses"])
 def test_attack_on_fedspine(sets: DataSets, name: str) -> None:
     """The replies are those of the app, read as the attacker's own."""
@@ -208,6 +209,7 @@ def test_layer_is_compared_with_its_aim(sets: DataSets) -> None:
     assert kind.losses(samples, after).mean() < kind.losses(samples, begun).mean()
 
 
+@pytest.mark.slow
 def test_attack_on_private_adapters(sets: DataSets) -> None:
     """Adapters of DP-SGD come from the app; with other noise they are others."""
     pytest.importorskip("opacus", reason="needs the extra privacy")

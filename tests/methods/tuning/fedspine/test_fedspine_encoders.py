@@ -289,6 +289,7 @@ def test_every_message_matches_its_contract(done: Done) -> None:
     assert {way for _, way in heads} == {"down", "up"}
 
 
+@pytest.mark.slow
 def test_same_seed_gives_same_bytes(bench: Bench, done: Done) -> None:
     grid = bench.grid()
     grid.held = {0: 9, 1: 3, 2: 6}
@@ -299,6 +300,7 @@ def test_same_seed_gives_same_bytes(bench: Bench, done: Done) -> None:
     assert summary(again) == summary(done.folder)
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_equals_never_killed(bench: Bench, done: Done) -> None:
     folder = bench.killed(lambda header: (header.kind, header.server_round) == ("train", 3))
     assert results(bench.run(bench.grid(), resume_from=str(folder))) == results(done.folder)
@@ -327,6 +329,7 @@ def test_other_ways_work(bench: Bench, changes: dict[str, Any]) -> None:
     assert {client["status"] for client in document["clients"]} == {"completed"}
 
 
+@pytest.mark.slow
 def test_a_base_in_nf4_keeps_whole_blocks(bench: Bench) -> None:
     """At least one of 2 heads of width 64 stays, and 128 of 192 channels."""
     pytest.importorskip("bitsandbytes")
