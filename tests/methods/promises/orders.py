@@ -1,6 +1,7 @@
 """Promises about unexpected orders, and one answer per round."""
 
 import shutil
+from itertools import count
 from typing import Any
 
 import pytest
@@ -30,17 +31,18 @@ class OrderPromises(Federations):
         grid = bench.grid(**changes)
         seen = dict[tuple[Any, ...], MessageBody]()
         wrong = list[str]()
-        copies = bench.folder / "copies"
+        numbers = count()
         state = bench.folder / "state"
 
         def ask(name: str, body: MessageBody, kept: bool) -> None:
             with monkeypatch.context() as patched:
-                patched.setenv("ESPALIER_STATE_DIR", str(copies))
+                # Copies stay until the end of all tests, because deleting takes longer.
+                copy = bench.folder / f"copy-{next(numbers)}"
+                patched.setenv("ESPALIER_STATE_DIR", str(copy))
                 if kept:
-                    shutil.copytree(state, copies)
+                    shutil.copytree(state, copy)
                 node, context = next(iter(grid.contexts.items()))
                 reply = read(grid.answer(address(body, node, 60.0), context).content)
-                shutil.rmtree(copies, ignore_errors=True)
             reason = str(reply.fields.get("reason", ""))
             if "unexpected" in reason:
                 wrong.append(
