@@ -13,7 +13,6 @@ def test_notebook_has_no_outputs() -> None:
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in CELLS)
 
 
-@pytest.mark.slow
 @pytest.mark.processes
 def test_cells_of_the_notebook_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
