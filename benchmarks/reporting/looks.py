@@ -17,6 +17,7 @@ NAMES = {
     "RoLoRA": METHODS["fedpetuning"].variant(2),
     "FedEx-LoRA": METHODS["fedpetuning"].variant(3),
     "raFLoRA": METHODS["hetlora"].variant(1),
+    "raFLoRA, limited": METHODS["hetlora"].variant(2),
     "FLoRA": METHODS["flora"],
     "Fed-SB": METHODS["fed-sb"],
     "FedSODA": METHODS["fedsoda"],

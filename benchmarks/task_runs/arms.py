@@ -30,9 +30,11 @@ EXACT = {"FFA-LoRA": "ffa", "RoLoRA": "rolora", "FedEx-LoRA": "fedex"}
 """Settings ``fedpetuning.aggregation`` of methods with exact means."""
 FED_SB: Settings = {"method": "fed-sb", "training.learning-rate": 1e-2}
 """Fed-SB with a ten times larger learning rate, because it trains far fewer numbers."""
+UNLIMITED: Settings = {"federation.max-weight-ratio": 1e6}
+"""The paper's weights: a client that alone has a rank has all of its weight."""
 LORA = (
     "FedPETuning", "HetLoRA", *EXACT, "HetLoRA, svd", "raFLoRA", "raFLoRA, zero-pad", "FLoRA",
-    "FLoRA, rank 8", "Fed-SB", "Fed-SB, rank 64",
+    "raFLoRA, limited", "FLoRA, rank 8", "Fed-SB", "Fed-SB, rank 64",
 )  # fmt: skip
 """Arms of federated LoRA, which ``--equal bytes`` compares."""
 
@@ -107,8 +109,9 @@ ARMS: dict[str, Arm] = {
        for name, aggregation in EXACT.items()},
     "HetLoRA, svd": Arm(_het("svd", "all")),
     **{f"FedPETuning, epsilon {epsilon:g}": _private(epsilon) for epsilon in (8.0, 4.0, 2.0, 1.0)},
-    "raFLoRA": Arm(_het("svd", "holders")),
-    "raFLoRA, zero-pad": Arm(_het("zero-pad", "holders")),
+    "raFLoRA": Arm(_het("svd", "holders") | UNLIMITED),
+    "raFLoRA, zero-pad": Arm(_het("zero-pad", "holders") | UNLIMITED),
+    "raFLoRA, limited": Arm(_het("zero-pad", "holders")),
     "FLoRA": Arm({"method": "flora", "lora.ranks": "2,4,8"}),
     "FLoRA, rank 8": Arm({"method": "flora"}),
     "Fed-SB": Arm({**FED_SB, "lora.rank": 32, "lora.alpha": 64.0}),
