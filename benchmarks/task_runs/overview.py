@@ -44,8 +44,9 @@ def write_report(path: Path, conditions: Mapping[str, Any]) -> None:
     studies = conditions["studies"]
     found = [_rows_of(path.with_name(f"{one['name']}.csv")) for one in studies]
     scores = [_values(rows, one["figure"]) for rows, one in zip(found, studies, strict=True)]
-    arms = [arm for arm in LORA if all(arm in values for values in scores)]
-    numbers = [min(len(values[arm]) for arm in arms) for values in scores]
+    # Arms of the first study; a later one may lack some, or have them with fewer seeds.
+    arms = [arm for arm in LORA if arm in scores[0]]
+    numbers = [max(len(values.get(arm, [])) for arm in arms) for values in scores]
     seeds = max(numbers)
     studies = [
         {**one, "title": one["title"] + ("" if number == seeds else f" ({count(number, 'seed')})")}
@@ -56,8 +57,8 @@ def write_report(path: Path, conditions: Mapping[str, Any]) -> None:
     lines = [
         f"# {TITLE}",
         "",
-        f"{seeds_note(seeds)}; loss: lower is better, accuracy: higher"
-        " is better. MB are those of one client in both directions, in the run of"
+        f"{seeds_note(seeds)}; a figure of fewer seeds says so. Loss: lower is better, accuracy:"
+        " higher is better. MB are those of one client in both directions, in the run of"
         f" {studies[0]['title']}. Studies: "
         + ", ".join(f"[{one['title']}](./{one['name']}.md)" for one in studies)
         + ".",
@@ -65,7 +66,10 @@ def write_report(path: Path, conditions: Mapping[str, Any]) -> None:
         *head_of([*heads, "MB"], numbers=True),
     ]
     for arm in (DENSE, ALONE, *arms):
-        cells = [_cell(values.get(arm, [])) for values in scores]
+        cells = [
+            _cell(values.get(arm, []), number)
+            for values, number in zip(scores, numbers, strict=True)
+        ]
         megabytes = f"{fmean(sent[arm]):.1f}" if arm in sent else ""
         lines.append(f"| {arm} | " + " | ".join([*cells, megabytes]) + " |")
     lines += ["", picture(path, TITLE), ""]
@@ -73,11 +77,15 @@ def write_report(path: Path, conditions: Mapping[str, Any]) -> None:
     draw(_figure(studies, scores, arms, seeds), path, TITLE)
 
 
-def _cell(values: Sequence[float]) -> str:
-    """Return mean and deviation; only the mean of values that are all equal, as the base's are."""
+def _cell(values: Sequence[float], seeds: int) -> str:
+    """Return mean and deviation, and the number of values in brackets if it is not ``seeds``.
+
+    Values that are all equal, as the base's are, have no deviation.
+    """
     if not values:
         return ""
-    return mean_and_spread(values if len(set(values)) > 1 else values[:1], 3)
+    cell = mean_and_spread(values if len(set(values)) > 1 else values[:1], 3)
+    return cell if len(values) == seeds else f"{cell} ({len(values)})"
 
 
 def _short(figure: str) -> str:
@@ -117,7 +125,7 @@ def _figure(
             Panel(
                 one["title"],
                 LABELS[one["figure"]],
-                [Series("", looks, {arm: values[arm] for arm in arms})],
+                [Series("", looks, {arm: values[arm] for arm in arms if arm in values})],
                 [
                     Reference(label, fmean(values[arm]), Look(GREY, "", line))
                     for arm, label, line in lines
