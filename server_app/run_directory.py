@@ -6,6 +6,7 @@ read results (``espalier.results``); this module never reads it.
 
 import errno
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -132,8 +133,11 @@ def _require_place(settings: RunSettings) -> None:
             raise cannot_be_made(settings, path, error.strerror) from None
         if not place.is_dir():
             raise cannot_be_made(settings, path, os.strerror(errno.ENOTDIR))
-        if not os.access(place, os.W_OK | os.X_OK):
-            raise cannot_be_made(settings, path, os.strerror(errno.EACCES))
+        # ``os.access`` allows everything to an administrator, also where nothing can be made.
+        try:
+            os.rmdir(tempfile.mkdtemp(dir=place))
+        except OSError as error:
+            raise cannot_be_made(settings, path, error.strerror) from None
         return
 
 
@@ -162,14 +166,22 @@ def _require_continued(settings: RunSettings, model: OpenedModel, path: Path) ->
     """Return the contents of ``run.json`` if these settings and this model continue that run."""
     setting = _given(settings)
     was = _read(path, setting)
+    if was["completed"]:
+        raise InputError(f"{setting}: the run is completed; leave resume-from empty for a new run")
     # Settings that affect the result must be the same.
-    differing = changes(was["settings"], of_the_result(settings.nested()))
+    before, now = was["settings"], of_the_result(settings.nested())
+    unknown = sorted(before.keys() ^ now.keys())
+    if unknown and before.get("method") == now.get("method"):
+        raise InputError(
+            f"{setting}: another version of Espalier began the run (only one of both has"
+            f" {', '.join(unknown)}); continue it with that version, or start a new run with the"
+            f" settings of {path / 'settings.toml'}"
+        )
+    differing = changes(before, now)
     if was["model_sha256"] != model.sha256:
         differing.append("the base model differs")
     if differing:
         raise InputError(f"{setting}: a resumed run keeps its settings, but {'; '.join(differing)}")
-    if was["completed"]:
-        raise InputError(f"{setting}: the run is completed; leave resume-from empty for a new run")
     return was
 
 

@@ -158,6 +158,8 @@ def running_superlink(address: str, root_certificates: str | None) -> Iterator[S
 
     Certificates switch TLS on. A SuperLink that does not listen yet is waited for.
     """
+    if root_certificates:
+        _require_readable(root_certificates)
     await_superlink(address)
     require_own_superlink(address, root_certificates)
     folder = _flower_home(address, root_certificates)
@@ -188,6 +190,16 @@ def own_superlink() -> Iterator[SuperLink]:
             yield SuperLink(environment, folder, f"127.0.0.1:{control}", process)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _require_readable(certificates: str) -> None:
+    try:
+        Path(certificates).read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"--root-certificates {certificates}: cannot be read ({error.strerror}); name the file"
+            " with the certificate of the SuperLink's authority (ca.crt)"
+        ) from None
 
 
 def _flower_home(address: str, root_certificates: str | None) -> Path:

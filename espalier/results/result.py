@@ -121,6 +121,8 @@ class Result:
         return path
 
     def _source(self, client: str | None, base: str | None) -> "Source":
-        from espalier.results.sources import client_of, result_of
+        from espalier.results.sources import client_of, require_adapter_for_base, result_of
 
+        if base is not None:
+            require_adapter_for_base(self.run, base, "base =")
         return result_of(self.run, base) if client is None else client_of(self.run, str(client))

@@ -124,7 +124,7 @@ def open_source(path: str, *, adapter: bool, client: str, base: str | None = Non
         return client_of(run, client)
     if run.model is not None and not adapter:
         if base:
-            raise InputError(f"--base {base}: the result of {path} is a whole model; leave it out")
+            require_adapter_for_base(run, base, "--base")
         return result_of(run)
     # The base may have left the hub's cache since the run.
     name = base if base is not None else str(run.setting("model"))
@@ -156,12 +156,20 @@ def result_of(run: FinishedRun, base: str | None = None, *, same: bool = False) 
             f" client=): {', '.join(clients)}"
         )
     if run.adapter is None:
-        status = run.summary.get("status")
+        status, _ = run_status(run.path)
         raise InputError(
             f"{run.path}: has neither model/config.json nor adapter/adapter_config.json (its status"
             f" is {status!r}); name a completed run that wrote one"
         )
     return adapter_of(run, base, same=same)
+
+
+def require_adapter_for_base(run: FinishedRun, base: str, option: str) -> None:
+    """Raise InputError if a base model is named and the result does not need one."""
+    if run.adapter is None or run.model is not None:
+        raise InputError(
+            f"{option} {base}: no result of {run.path} is an adapter alone; leave it out"
+        )
 
 
 def adapter_of(run: FinishedRun, base: str | None = None, *, same: bool = False) -> Source:

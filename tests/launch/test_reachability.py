@@ -7,6 +7,7 @@ from threading import Event
 import pytest
 
 from espalier.cli.command import main
+from espalier.errors import InputError
 from espalier.launch import addresses
 from espalier.launch.addresses import await_superlink, free_port, require_address
 from espalier.launch.superlink import running_superlink
@@ -113,3 +114,14 @@ def test_a_run_elsewhere_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("espalier.launch.superlink.await_superlink", asked.append)
     with running_superlink("127.0.0.1:9093", None):
         assert asked == ["127.0.0.1:9093"]
+
+
+def test_a_missing_certificate_is_told_before_waiting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("espalier.launch.superlink.await_superlink", pytest.fail)
+    with (
+        pytest.raises(InputError, match=r"--root-certificates .*ca.crt: cannot be read \(No such"),
+        running_superlink("127.0.0.1:9093", str(tmp_path / "ca.crt")),
+    ):
+        pass

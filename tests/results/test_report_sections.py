@@ -103,6 +103,11 @@ def test_a_chain_of_runs_has_the_model_with_which_it_began(tmp_path: Path) -> No
 # ----- verdict ------------------------------------------------------------------------------------
 
 
+def test_a_result_without_scores_is_said_to_be_unknown(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", metrics=[metric("perplexity", "wiki", dense=40.0)])
+    assert "The result was not evaluated, so its quality is unknown." in sentences(run)
+
+
 def test_verdict_on_a_smaller_model(tmp_path: Path) -> None:
     run = write_run(
         tmp_path / "run",

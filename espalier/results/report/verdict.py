@@ -27,6 +27,8 @@ def verdict(run: FinishedRun, comparisons: Sequence[Comparison]) -> list[str]:
     measured = [one for one in comparisons if one.change is not None]
     if measured:
         sentences += [_quality(measured), *_against_baselines(main_of(measured))]
+    elif status == "completed":
+        sentences.append("The result was not evaluated, so its quality is unknown.")
     return [*sentences, *_size(run), *_participants(run), *_privacy(run)]
 
 

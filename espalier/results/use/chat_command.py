@@ -21,6 +21,7 @@ from espalier.results.sources import (
     bases_of,
     client_of,
     model_directory,
+    require_adapter_for_base,
     require_text_model,
     result_of,
 )
@@ -59,6 +60,8 @@ def _sources(document: Mapping[str, Any]) -> list[Source]:
             )
         return [model]
     run = open_run(document["run"])
+    if base and not document["compare"]:
+        require_adapter_for_base(run, base, "--base")
     asked = client_of(run, client) if client is not None else result_of(run, base)
     return [*bases_of(run, base), asked] if document["compare"] else [asked]
 

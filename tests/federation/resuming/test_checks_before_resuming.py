@@ -1,7 +1,9 @@
 """Checks of a run directory before a run is resumed."""
 
+import errno
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 
 from espalier.errors import EspalierError
 from espalier.hf.opening.opened_model import OpenedModel
-from espalier.settings.run import parse
+from espalier.settings.run import of_the_result, parse
 from espalier.storage.directory_lock import locked
 from server_app.preflight import open_all
 from server_app.run_directory import require_run_directory
@@ -105,6 +107,22 @@ def test_inspection_holds_and_changes_nothing(
     assert not (run / "lock").exists()
 
 
+def test_a_run_of_another_version_is_told(
+    one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key is one that the version which began the run did not have."""
+    run = one_killed.again(tmp_path, monkeypatch)
+    real = of_the_result
+    monkeypatch.setattr(
+        "server_app.run_directory.of_the_result", lambda nested: real(nested) | {"lora.new": 0.0}
+    )
+    with pytest.raises(
+        EspalierError,
+        match=r"another version of Espalier began .* has lora.new\); continue it with",
+    ):
+        looked_at(one_killed, resume_from=str(run))
+
+
 @pytest.mark.parametrize(
     ("below", "told"),
     [
@@ -131,7 +149,14 @@ def test_an_out_dir_is_not_made_before(
     assert not (tmp_path / "a").exists()
     closed = tmp_path / "closed"
     closed.mkdir()
-    # The tests may run as a user who can write everywhere.
-    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != closed)
+    make = tempfile.mkdtemp
+
+    def refuse(dir: Path) -> str:
+        # The tests may run as a user who can write everywhere.
+        if dir == closed:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return make(dir=dir)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
     with pytest.raises(EspalierError, match=r"cannot be made \(Permission denied\)"):
         looked_at(one_killed, out_dir=str(closed / "runs"))

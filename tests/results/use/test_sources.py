@@ -1,6 +1,7 @@
 """Models that a run directory offers, and how they are loaded."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +191,18 @@ def test_devices(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     run = open_run(save_run(tmp_path / "run", str(base)))
     with pytest.raises(InputError, match="choose auto, cpu or cuda"):
         load_model(base_model_of(run), "tpu")
+
+
+def test_a_base_that_nobody_needs_is_refused(tmp_path: Path, base: Path) -> None:
+    run = save_run(tmp_path / "run", str(base))
+    shutil.copytree(base, run / "model")
+    with pytest.raises(InputError, match=r"base = elsewhere: no result of .* is an adapter alone"):
+        espalier.load_result(run).model(base="elsewhere")
+
+
+def test_an_interrupted_run_is_not_called_running(tmp_path: Path, base: Path) -> None:
+    path = save_run(tmp_path / "run", str(base))
+    summary = json.loads((path / "summary.json").read_text()) | {"status": "running"}
+    (path / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(InputError, match="its status is 'interrupted'"):
+        result_of(open_run(path))
