@@ -48,7 +48,7 @@ def measure(run: FinishedRun, max_clients: int | None = None, base: str | None =
     base : name of the base model; None takes the one of the run's settings
     """
     sources = _sources_of(run, max_clients, base)
-    threads = int(run.summary["threads"])
+    threads = int(run.summary.get("threads", 1))
     titles = {DENSE: title_of(read_chain(run.summary.get(KEY, ())))}
     told = ", ".join(titles.get(name, name) for name in sources)
     print(f"measuring    memory and speed of {told}", flush=True)

@@ -1,6 +1,7 @@
 """Sections of the report, from run directories that are written by hand."""
 
 import json
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,25 @@ def test_a_chain_of_runs_has_the_model_with_which_it_began(tmp_path: Path) -> No
     assert "125.0%" in page
     assert "base (flap)" in page
     assert comparisons_of(pruned)[0].names["dense"] == "dense"
+
+
+@pytest.mark.parametrize(
+    ("change", "lacking"),
+    [
+        (lambda summary: summary.pop("bytes_up"), "bytes_up"),
+        (lambda summary: summary.pop("threads"), "threads"),
+        (lambda summary: summary["clients"][1].pop("metrics"), "metrics of a client"),
+    ],
+)
+def test_what_a_summary_lacks_is_named(
+    tmp_path: Path, change: Callable[[dict[str, Any]], Any], lacking: str
+) -> None:
+    path = write_run(tmp_path / "run").path
+    summary = json.loads((path / "summary.json").read_text())
+    change(summary)
+    (path / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(InputError, match=rf"summary.json: lacks {lacking}: another version"):
+        report_page(open_run(path))
 
 
 # ----- verdict ------------------------------------------------------------------------------------

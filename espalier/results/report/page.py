@@ -11,6 +11,7 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from espalier.amounts import count, duration, size
+from espalier.errors import InputError
 from espalier.identity.names import without_control
 from espalier.results.figures import DENSE, FEDERATED, Size, size_of
 from espalier.results.finished_run import CLIENTS, FinishedRun
@@ -31,12 +32,17 @@ from espalier.results.report.run_settings import changed_settings
 from espalier.results.report.traffic import estimates_of, traffic_of
 from espalier.results.report.usage import snippets_of
 from espalier.results.report.verdict import verdict
-from espalier.results.run_status import run_status
+from espalier.results.run_status import SUMMARY, run_status
 from espalier.results.speed import measured_rows
 from espalier.results.use.scores import stored_rows
 from espalier.settings.registry import METHODS
 from espalier.storage.atomic import write_bytes
 
+NEEDED = {
+    "bytes_down", "bytes_up", "clients", "device", "method", "metrics", "num_clients", "reason",
+    "report", "seconds", "seed", "test_items", "threads",
+}  # fmt: skip
+"""Keys of ``summary.json`` that a report cannot do without; every run of this version has them."""
 FILE = "report.html"
 SHORT_HASH = 12
 """Number of digits of a commit that the report shows."""
@@ -66,6 +72,7 @@ def write_report(run: FinishedRun, path: Path) -> None:
 
 def report_page(run: FinishedRun) -> str:
     """Return the report of a run as the text of an HTML page; InputError for a damaged file."""
+    _require_complete(run)
     environment = Environment(
         loader=DictLoader({FILE: PAGE}),
         autoescape=True,
@@ -83,6 +90,18 @@ def report_page(run: FinishedRun) -> str:
         "size": size,
     }
     return environment.get_template(FILE).render(_content(run))
+
+
+def _require_complete(run: FinishedRun) -> None:
+    """Raise InputError if the summary lacks something that a report shows."""
+    lacking = sorted(NEEDED - run.summary.keys())
+    if any("metrics" not in client for client in run.summary.get("clients") or []):
+        lacking.append("metrics of a client")
+    if lacking:
+        raise InputError(
+            f"{run.path / SUMMARY}: lacks {', '.join(lacking)}: another version wrote it, or it was"
+            " changed; write the report with that version, or restore the file from a backup"
+        )
 
 
 def _printable(value: Any) -> Any:
