@@ -43,6 +43,12 @@ def save_run(folder: Path, settings: dict[str, Any] | None = None, **summary: An
         "bytes_up": 70,
         "bytes_down": 30,
         "seconds": 5.0,
+        "clients": [],
+        "report": {},
+        "test_items": None,
+        "device": "cpu",
+        "threads": 1,
+        "seed": 0,
     }
     (folder / "summary.json").write_text(json.dumps(document | summary))
     (folder / "run.json").write_text("{}")
