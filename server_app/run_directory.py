@@ -169,12 +169,10 @@ def _require_continued(settings: RunSettings, model: OpenedModel, path: Path) ->
     # Settings that affect the result must be the same.
     before, now = was["settings"], of_the_result(settings.nested())
     unknown = sorted(before.keys() ^ now.keys())
-    completed = InputError(
-        f"{setting}: the run is completed; leave resume-from empty for a new run"
-    )
+    completed = f"{setting}: the run is completed; leave resume-from empty for a new run"
     if unknown and before.get("method") == now.get("method"):
         if was["completed"]:
-            raise completed
+            raise InputError(completed)
         raise InputError(
             f"{setting}: another version of Espalier began the run (only one of both has"
             f" {', '.join(unknown)}); continue it with that version, or start a new run with the"
@@ -186,7 +184,7 @@ def _require_continued(settings: RunSettings, model: OpenedModel, path: Path) ->
     if differing:
         raise InputError(f"{setting}: a resumed run keeps its settings, but {'; '.join(differing)}")
     if was["completed"]:
-        raise completed
+        raise InputError(completed)
     return was
 
 

@@ -165,10 +165,10 @@ def result_of(run: FinishedRun, base: str | None = None, *, same: bool = False) 
 
 
 def require_adapter_for_base(run: FinishedRun, base: str, option: str) -> None:
-    """Raise InputError if a base model is named and the result does not need one."""
-    if run.adapter is None or run.model is not None:
+    """Raise InputError if a base model is named and the result is a whole model."""
+    if run.model is not None or run.client_models:
         raise InputError(
-            f"{option} {base}: no result of {run.path} is an adapter alone; leave it out"
+            f"{option} {base}: the result of {run.path} is a whole model; leave it out"
         )
 
 

@@ -222,7 +222,7 @@ def test_bad_requests(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "has no adapter/; take the model of the run: leave out --adapter" in told(
         masked, adapter=True
     )
-    assert "is an adapter alone; leave it out" in told(masked, base=str(base))
+    assert "is a whole model; leave it out" in told(masked, base=str(base))
     assert "has no model of client 'c'; it has no models of single" in told(masked, client="c")
     assert "--dtype: does not apply to --to transformers" in told(masked, dtype="float16")
     assert "--private: does not apply to --to transformers" in told(masked, private=True)

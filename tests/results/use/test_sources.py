@@ -196,7 +196,7 @@ def test_devices(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_base_that_nobody_needs_is_refused(tmp_path: Path, base: Path) -> None:
     run = save_run(tmp_path / "run", str(base))
     shutil.copytree(base, run / "model")
-    with pytest.raises(InputError, match=r"base = elsewhere: no result of .* is an adapter alone"):
+    with pytest.raises(InputError, match=r"base = elsewhere: the result of .* is a whole model"):
         espalier.load_result(run).model(base="elsewhere")
 
 
