@@ -50,6 +50,7 @@ def require_same_cells(folder: Path, configs: Mapping[str, Mapping[str, Any]]) -
     ----------
     configs : flat configuration by name of the cell
     """
+    _require_sweep(folder)
     cells = _recorded(folder / RECORD)
     for name, config in configs.items():
         now = of_the_result(config)
@@ -59,6 +60,17 @@ def require_same_cells(folder: Path, configs: Mapping[str, Mapping[str, Any]]) -
                 f" ({'; '.join(changed)}); give the same settings, or name another directory"
             )
     return cells
+
+
+def _require_sweep(folder: Path) -> None:
+    """Raise InputError if a directory has content that no sweep wrote."""
+    if folder.is_dir() and not (folder / RECORD).exists():
+        others = sorted(entry.name for entry in folder.iterdir() if entry.name != LOCK)
+        if others:
+            raise InputError(
+                f"--out {folder}: has {others[0]!r} and no {RECORD}, so it is not the directory of a"
+                " sweep; name a new directory, or that of the sweep to continue"
+            )
 
 
 def _recorded(path: Path) -> dict[str, Any]:

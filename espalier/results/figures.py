@@ -34,6 +34,13 @@ class Quality:
         return f"{self.dataset} {self.metric}"
 
     @property
+    def rank(self) -> int:
+        """Rank by which a run is judged: scores, then losses, then perplexities."""
+        if not self.lower_is_better:
+            return 0
+        return 2 if self.metric == PERPLEXITY else 1
+
+    @property
     def key(self) -> tuple[str, str]:
         """Dataset and metric, which identify the measure in a run."""
         return self.dataset, self.metric
@@ -121,11 +128,9 @@ def _quality(entry: Mapping[str, Any]) -> Quality:
 def main_quality(run: FinishedRun) -> Quality | None:
     """Return the measure by which a run is judged first; None if its result was not evaluated.
 
-    It is the first score for which higher is better, otherwise the first perplexity.
+    It is the first of the lowest ``rank``.
     """
-    measures = evaluated(run)
-    scores = [one for one in measures if not one.lower_is_better]
-    return next(iter([*scores, *measures]), None)
+    return min(evaluated(run), key=lambda one: one.rank, default=None)
 
 
 def evaluated(run: FinishedRun) -> list[Quality]:

@@ -17,6 +17,8 @@ ADAPTER = "adapter"
 CLIENTS = "clients"
 """Name of a folder in the run directory with one subfolder for each client's own model."""
 ADAPTER_CONFIG = "adapter_config.json"
+SUMMARY_VERSION = 2
+"""Form of ``summary.json``; a change that readers of the old form would misread raises it."""
 SUMMARY_KEYS = {"method", "status", "metrics"}
 """Keys by which a ``summary.json`` is recognised; every run writes them from its beginning."""
 
@@ -143,6 +145,12 @@ def open_run(path: str | Path) -> FinishedRun:
 def read_summary(file: Path) -> dict[str, Any]:
     """Return the contents of a ``summary.json``; raise InputError if it is damaged."""
     summary = read_json_object(file)
+    version = summary.get("schema_version", 1)
+    if isinstance(version, int) and version > SUMMARY_VERSION:
+        raise InputError(
+            f"{file}: schema_version = {version}: a later version of Espalier wrote it, and this one"
+            f" reads up to {SUMMARY_VERSION}; install that version"
+        )
     _require_form(file, summary)
     if not summary.keys() >= SUMMARY_KEYS:
         raise InputError(f"{file}: is not the summary of a run; restore it from a backup")

@@ -229,6 +229,18 @@ def sources_of(
     return [*sources, result_of(run, base)]
 
 
+def require_result(run: FinishedRun, clients: Sequence[str]) -> None:
+    """Raise InputError if the run lacks the models that ``sources_of`` would return.
+
+    Nothing is opened, and the hub is not asked.
+    """
+    if clients:
+        for name in clients:
+            client_of(run, name)
+    elif run.adapter is None and not run.client_models:
+        result_of(run)
+
+
 def bases_of(run: FinishedRun, base: str | None = None) -> list[Source]:
     """Return the base model of a run, after the model with which a chain of runs began, if any.
 

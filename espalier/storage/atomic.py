@@ -38,9 +38,9 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     except OSError as error:
-        raise InputError(
-            f"cannot write {path}: {error.strerror}; choose another directory or free some space"
-        ) from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "free some space" if full else "choose another directory"
+        raise InputError(f"cannot write {path}: {error.strerror}; {remedy}") from error
     try:
         with os.fdopen(handle, "wb") as file:
             yield file

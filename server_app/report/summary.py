@@ -22,6 +22,7 @@ from espalier.messages.tensor_blobs import TensorSpec
 from espalier.privacy.guarantee import guarantee_of
 from espalier.results.base_chain import chain_of
 from espalier.results.figures import Size
+from espalier.results.finished_run import SUMMARY_VERSION
 from espalier.settings.pruning import PersonalModelSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.tables.evaluation import OWN_TEXT
@@ -33,7 +34,6 @@ from strategies.base.roster import Roster
 from strategies.base.run_folder import RunFolder
 from strategies.fleet import RoundTime, seconds_of_all
 
-SCHEMA_VERSION = 2
 COLUMNS = ("dense", "local_baseline", "centralized", "federated")
 SPARSITY_DEFINITION = (
     "weights that the method set to zero / weights of the decoder blocks' linear layers"
@@ -297,7 +297,7 @@ class Summary:
         missing = [] if nobody_asked else self.roster.missing(self.settings.num_clients)
         guarantee = guarantee_of(self.settings)
         document = {
-            "schema_version": SCHEMA_VERSION,
+            "schema_version": SUMMARY_VERSION,
             "status": status,
             "reason": reason,
             "method": self.settings.method,

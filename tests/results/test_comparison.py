@@ -64,6 +64,15 @@ def test_runs_that_cannot_be_compared_are_named_with_a_reason(
         compare([a, b])
 
 
+def test_a_run_that_no_other_is_like_does_not_end_a_comparison(tmp_path: Path) -> None:
+    """A folder of runs may begin with any of them."""
+    a = save_run(tmp_path / "a", model_sha256=OTHER_BASE, model="big")
+    b, c = save_run(tmp_path / "b"), save_run(tmp_path / "c")
+    found = compare([a, b, c])
+    assert [entry.label for entry in found.entries] == ["b", "c"]
+    assert found.excluded["a"].startswith("other base model: big (bbbbbbbbbbbb), where b has")
+
+
 def test_hash_of_the_samples_decides_if_there_is_one(tmp_path: Path) -> None:
     """A file may be elsewhere and the same, or changed under its name."""
     a = save_run(tmp_path / "a", metrics=[metric("wiki", 12.0, samples_sha256="1")])

@@ -14,7 +14,8 @@ from safetensors.numpy import save_file
 from espalier.errors import InputError
 from espalier.results.finished_run import FinishedRun, open_run
 from espalier.results.report.command import main
-from espalier.results.report.comparison import comparisons_of, measure_title, wilson_interval
+from espalier.results.report.comparison import comparisons_of, measure_title
+from espalier.results.report.intervals import mean_interval, wilson_interval
 from espalier.results.report.egress import site_logs
 from espalier.results.report.layers import layers_of
 from espalier.results.report.page import report_page
@@ -140,7 +141,7 @@ def test_verdict_on_a_smaller_model(tmp_path: Path) -> None:
     text = sentences(run)
     assert (
         "Perplexity on wiki is 50.00 with the federated result and 40.00 with the dense model:"
-        " worse by 25.0% (better on 1 of 2 measures)." in text
+        " worse by 25.0% (better on 1 of 2 texts and tasks)." in text
     )
     assert "It is better than what clients get without the others (60.00)." in text
     assert "The model has 800 parameters, 20.0% fewer than its base, and takes 3.2 kB" in text
@@ -204,8 +205,69 @@ def test_wilson_interval() -> None:
     assert wilson_interval(1.0, 20)[1] == pytest.approx(1.0)
 
 
+def test_interval_of_a_mean_by_hand() -> None:
+    """Three values 1, 2, 3 have the deviation 1, and t is 4.303 with two degrees of freedom."""
+    half = 4.303 / 3**0.5
+    assert mean_interval([13.0, 11.0, 12.0], 99.0) == pytest.approx((12 - half, 12 + half))
+    assert mean_interval([3.0, 1.0, 2.0], 3.0) == pytest.approx((0.0, 3.0))
+    assert mean_interval([1.0, 2.0], 9.0) is None
+
+
+@pytest.mark.parametrize("number", [3, 4, 10, 31, 32, 40, 200])
+def test_interval_of_a_mean_is_students(number: int) -> None:
+    stats = pytest.importorskip("scipy.stats", reason="needs the extra studies")
+    values = [10.0 + (7 * place % 13) / 13 for place in range(number)]
+    mean, error = sum(values) / number, stats.sem(values)
+    expected = stats.t.interval(0.95, number - 1, loc=mean, scale=error)
+    assert mean_interval(values, 99.0) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "direction", "values", "words"),
+    [
+        ("acc", "higher", (0.5, 0.55), "better by 0.050"),
+        ("loss", "lower", (2.5, 2.75), "worse by 0.250"),
+        ("perplexity", "lower", (20.0, 25.0), "worse by 25.0%"),
+    ],
+)
+def test_verdict_tells_differences_in_the_unit_of_the_measure(
+    tmp_path: Path, name: str, direction: str, values: tuple[float, float], words: str
+) -> None:
+    before, after = values
+    entry = metric(name, "boolq", direction, dense=before, federated=after)
+    assert words in sentences(write_run(tmp_path / "run", metrics=[entry]))
+
+
+def test_verdict_counts_texts_and_tasks_once(tmp_path: Path) -> None:
+    """Two scores of one task are not two pieces of evidence."""
+    both = [
+        metric(name, "boolq", "higher", dense=0.5, federated=0.6) for name in ("acc", "acc_norm")
+    ]
+    text = metric("perplexity", "wiki", dense=10.0, federated=11.0)
+    assert "1 of 2 texts and tasks" in sentences(write_run(tmp_path / "a", metrics=[*both, text]))
+    assert "texts and tasks" not in sentences(write_run(tmp_path / "b", metrics=both))
+
+
+def test_verdict_counts_clients(tmp_path: Path) -> None:
+    """Intervals over clients overlap although most clients gain, so clients are counted."""
+    entry = metric("perplexity", "own-text", dense=20.0, federated=19.0)
+    entry["medians_of_clients"] = {"dense": 20.0, "federated": 19.0}
+    name = "perplexity/own-text"
+    values = {0: (10.0, 9.0), 1: (20.0, 18.0), 2: (30.0, 31.0)}
+    run = write_run(
+        tmp_path / "run",
+        metrics=[entry],
+        clients=[
+            client(number, **{f"{name}/dense": before, f"{name}/federated": after})
+            for number, (before, after) in values.items()
+        ],
+    )
+    assert "and better for 2 of 3 clients" in sentences(run)
+    assert "overlap" not in sentences(run)
+
+
 @pytest.mark.parametrize("column", ["local_baseline", "federated"])
-def test_values_of_clients_have_a_spread(tmp_path: Path, column: str) -> None:
+def test_values_of_clients_are_found(tmp_path: Path, column: str) -> None:
     name = "loss/dolly"
     entry = metric("loss", "dolly", dense=2.0, **{column: 1.5})
     entry["medians_of_clients"] = {column: 1.0}
@@ -216,7 +278,7 @@ def test_values_of_clients_have_a_spread(tmp_path: Path, column: str) -> None:
     )
     (comparison,) = comparisons_of(run)
     assert comparison.values[column].clients == {0: 1.0, 1: 2.0}
-    assert comparison.values[column].spread == (1.0, 2.0)
+    assert comparison.values[column].interval is None, "two clients are too few"
     assert comparison.values["dense"].clients == {}
 
 

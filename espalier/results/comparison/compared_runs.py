@@ -86,6 +86,13 @@ class Entry:
         """True if all runs of the chain are there."""
         return has_original_base(self.chain[0])
 
+    @property
+    def gone(self) -> str:
+        """Name of the run of the chain that is missing; empty if none is."""
+        if self.is_whole:
+            return ""
+        return Path(str(read_chain(self.chain[0].summary[KEY])[0].run)).name
+
     @cached_property
     def qualities(self) -> dict[tuple[str, str], Quality]:
         """Measures of the result by dataset and metric."""
@@ -237,7 +244,8 @@ def compare(folders: Sequence[Path], labels: Sequence[str] = ()) -> Comparison:
     """Compare the completed runs in these directories with the first of them.
 
     A run is left out if it is not completed, if its chain started from another base model, or if
-    none of its measures rests on the samples of another run.
+    none of its measures rests on the samples of another run. If none is left beside the first, the
+    next run takes its place.
 
     Parameters
     ----------
@@ -250,30 +258,45 @@ def compare(folders: Sequence[Path], labels: Sequence[str] = ()) -> Comparison:
         Fewer than two runs can be compared although more were named; the message has the reasons.
     """
     entries, excluded = opened(folders, labels or _labels(folders))
-    chosen: list[Entry] = []
-    columns: dict[tuple[str, str], tuple[Entry, Quality]] = {}
-    values: dict[tuple[int, tuple[str, str]], float] = {}
-    gaps: list[str] = []
+    readable = []
     for entry in entries:
         try:
             _require_readable(entry)
         except EspalierError as error:
             excluded[entry.label] = str(error)
-            continue
+        else:
+            readable.append(entry)
+    with_first = _compared(readable, excluded)
+    least = min(2, len(folders))
+    if len(with_first.entries) >= least:
+        return with_first
+    for place, entry in enumerate(readable[1:], start=1):
+        found = _compared([entry, *readable[:place], *readable[place + 1 :]], excluded)
+        if len(found.entries) >= least:
+            return found
+    raise InputError(_refusal(with_first.entries, with_first.excluded))
+
+
+def _compared(entries: Sequence[Entry], unusable: Mapping[str, str]) -> Comparison:
+    """Compare runs with the first of them; ``unusable`` has the reasons of runs left out before."""
+    excluded = dict(unusable)
+    chosen: list[Entry] = []
+    columns: dict[tuple[str, str], tuple[Entry, Quality]] = {}
+    values: dict[tuple[int, tuple[str, str]], float] = {}
+    gaps: list[str] = []
+    for entry in entries:
         # ``columns`` has the first run with each measure, to which all later ones are compared.
         own, missing = _comparable(entry, columns)
         if reason := _why_not(entry, chosen, own, missing):
             excluded[entry.label] = reason
             continue
         columns |= {key: (entry, one) for key, one in own.items() if key not in columns}
-        gaps += missing
+        gaps += [f"{entry.label}: {sentence}" for sentence in missing]
         for key, quality in own.items():
             if (value := quality.values[FEDERATED]) is not None:
                 # The run is appended to ``chosen`` below, so this is its index.
                 values[len(chosen), key] = value
         chosen.append(entry)
-    if not chosen or (len(chosen) < 2 <= len(folders)):
-        raise InputError(_refusal(chosen, excluded))
     measures = [quality for _, quality in columns.values()]
     return Comparison(chosen, excluded, measures, gaps, values)
 
@@ -298,7 +321,7 @@ def _comparable(
     for key, quality in entry.qualities.items():
         other, same = columns.get(key, (entry, quality))
         if difference := _other_samples(entry, quality, other, same):
-            missing.append(f"{entry.label}: {quality.title} is left out: {difference}")
+            missing.append(f"{quality.title} is left out: {difference}")
         else:
             own[key] = quality
     return own, missing

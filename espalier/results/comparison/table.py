@@ -109,6 +109,11 @@ def notes(comparison: Comparison) -> list[str]:
     lines = [f"not compared: {label}: {reason}" for label, reason in comparison.excluded.items()]
     lines += comparison.gaps
     for entry in comparison.entries:
+        if gone := entry.gone:
+            lines.append(
+                f"{entry.label}: its bytes and time are not known, because the directory of the run"
+                f" that made its base model is gone ({gone}); restore it there, or beside the run"
+            )
         if before := [run.name for run in entry.chain[:-1]]:
             lines.append(
                 f"{entry.label}: its base model comes from {', '.join(before)}, whose bytes and"

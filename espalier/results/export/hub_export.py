@@ -48,6 +48,8 @@ def prepared(repository: str) -> Upload:
     """
     from huggingface_hub import constants, get_token
 
+    if not repository:
+        raise InputError("--to hub: needs --repository OWNER/NAME, the repository to write to")
     name = NAME.fullmatch(repository)
     if name is None or name[2] is not None:
         raise InputError(

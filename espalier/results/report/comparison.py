@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import sqrt
-from statistics import NormalDist
-
+from math import inf
 from espalier.results.base_chain import read_chain, title_of
-from espalier.results.figures import DENSE, Quality, num_digits, qualities
+from espalier.results.figures import DENSE, PERPLEXITY, Quality, num_digits, qualities
 from espalier.results.finished_run import FinishedRun
 from espalier.results.model_chain import runs_behind
+from espalier.results.report.intervals import mean_interval, wilson_interval
 from espalier.settings.tables.evaluation import OWN_TEXT
 
 COLUMNS = {
@@ -24,7 +23,6 @@ COLUMNS = {
 """
 PROPORTIONS = ("acc", "acc_norm", "exact_match")
 """Scores that are the fraction of items with a right answer."""
-CONFIDENCE = 0.95
 NAMES = {
     "acc": "Accuracy",
     "acc_norm": "Accuracy (per character)",
@@ -55,13 +53,10 @@ class Value:
     clients: Mapping[int, float]
     """Values by client; empty if there is one model for all."""
     interval: tuple[float, float] | None = None
-    """Interval of 95% confidence that comes from the number of items; None if it is unknown."""
+    """Interval of 95% confidence; None if it is unknown.
 
-    @property
-    def spread(self) -> tuple[float, float] | None:
-        """Smallest and largest value of the clients; None if there are fewer than two."""
-        values = self.clients.values()
-        return (min(values), max(values)) if len(values) > 1 else None
+    It comes from the differences between clients, or from the number of items of a score.
+    """
 
 
 @dataclass(frozen=True)
@@ -90,6 +85,26 @@ class Comparison:
         if not self.values.keys() >= {"dense", "federated"}:
             return None
         return self.values["federated"].value - self.values["dense"].value
+
+    @property
+    def is_relative(self) -> bool:
+        """True if differences are told in percent, as those of perplexities."""
+        return self.quality.metric == PERPLEXITY
+
+    @property
+    def better_clients(self) -> tuple[int, int] | None:
+        """Number of clients for which the federated model is better, and of those compared.
+
+        None if the models do not have a value for each of several clients.
+        """
+        if not self.values.keys() >= {"dense", "federated"}:
+            return None
+        dense, federated = self.values["dense"].clients, self.values["federated"].clients
+        both = dense.keys() & federated.keys()
+        lower = self.quality.lower_is_better
+        better = [federated[one] < dense[one] if lower else federated[one] > dense[one]
+                  for one in both]
+        return (sum(better), len(both)) if len(both) > 1 else None
 
     @property
     def is_better(self) -> bool | None:
@@ -137,11 +152,18 @@ def _comparison(run: FinishedRun, quality: Quality, original: float | None) -> C
         if value is None:
             continue
         clients = _of_clients(run, quality, column) if column in quality.of_clients else {}
-        # A mean over clients is not a fraction of independent items.
-        has_interval = quality.metric in PROPORTIONS and items and not clients
-        interval = wilson_interval(value, items) if has_interval else None
-        values[column] = Value(value, clients, interval)
+        values[column] = Value(value, clients, _interval(quality.metric, value, clients, items))
     return Comparison(quality, values, names_of(run))
+
+
+def _interval(
+    metric: str, value: float, clients: Mapping[int, float], items: int
+) -> tuple[float, float] | None:
+    is_proportion = metric in PROPORTIONS
+    # A mean over clients is not a fraction of independent items.
+    if clients:
+        return mean_interval(list(clients.values()), 1.0 if is_proportion else inf)
+    return wilson_interval(value, items) if is_proportion and items else None
 
 
 def _of_clients(run: FinishedRun, quality: Quality, column: str) -> dict[int, float]:
@@ -155,16 +177,3 @@ def _of_clients(run: FinishedRun, quality: Quality, column: str) -> dict[int, fl
         if known:
             found[int(client["client"])] = float(known[0])
     return found
-
-
-def wilson_interval(fraction: float, number: int) -> tuple[float, float]:
-    """Return the Wilson interval of a fraction of ``number`` items, at ``CONFIDENCE``.
-
-    Source: E. B. Wilson, Probable Inference, the Law of Succession, and Statistical Inference,
-    JASA 22 (1927).
-    """
-    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-    centre = fraction + z * z / (2 * number)
-    half = z * sqrt(fraction * (1 - fraction) / number + z * z / (4 * number * number))
-    scale = 1 + z * z / number
-    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)

@@ -38,7 +38,7 @@ FEW = 12
 def draw_comparison(comparisons: Sequence[Comparison]) -> str:
     """Return a figure with the values of all models by each measure, as SVG.
 
-    Lines show the spread over clients, or the interval of a score.
+    Points show the clients, and lines the interval of the value.
     """
     heights = [1.0 + len(one.values) for one in comparisons]
     with new_figure(70 * len(comparisons) + 22 * sum(heights)) as figure:
@@ -61,7 +61,7 @@ def _draw_models(axes: "Axes", comparison: Comparison) -> None:
                 list(value.clients.values()), [place] * len(value.clients), s=14, alpha=0.5,
                 color=look.colour, linewidths=0,
             )  # fmt: skip
-        if limits := value.spread or value.interval:
+        if limits := value.interval:
             axes.plot(limits, [place, place], color=look.colour, linewidth=2)
         axes.plot([value.value], [place], look.marker, color=look.colour, markersize=8)
         axes.annotate(

@@ -135,7 +135,8 @@ def _content(run: FinishedRun) -> dict[str, Any]:
         "title": name,
         "subtitle": what.removesuffix(")"),
         "missing": _missing(summary),
-        "has_intervals": any(own.interval for one in comparisons for own in one.values.values()),
+        "intervals": _intervals(comparisons),
+        "has_chance": any(one.quality.chance is not None for one in comparisons),
         "status": run_status(run.path)[0],
         "verdict": verdict(run, comparisons),
         "columns": {column: name for column, name in names_of(run).items() if column in present},
@@ -162,6 +163,15 @@ def _content(run: FinishedRun) -> dict[str, Any]:
         "figures": _figures(run, comparisons, traffic, layers),
     }
     return content | {"sections": list(_sections(content))}
+
+
+def _intervals(comparisons: Sequence[Comparison]) -> dict[str, bool]:
+    """Return whether values have intervals that come from clients, and from items."""
+    with_interval = [own for one in comparisons for own in one.values.values() if own.interval]
+    return {
+        "of_clients": any(own.clients for own in with_interval),
+        "of_items": any(not own.clients for own in with_interval),
+    }
 
 
 def _missing(summary: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -10,10 +10,10 @@ PAGE = """\
 {% macro scores(one, column) %}
 {%- if column in one.values %}{% set value = one.values[column] -%}
 {{ value.value | number(one.digits) }}
-{%- if value.spread %}<span class="small">{{ value.spread[0] | number(one.digits) }} to
-{{ value.spread[1] | number(one.digits) }}, {{ value.clients | length }} clients</span>
-{%- elif value.interval %}<span class="small">95%: {{ value.interval[0] | number(one.digits) }} to
+{%- if value.interval %}<span class="small">95%: {{ value.interval[0] | number(one.digits) }} to
 {{ value.interval[1] | number(one.digits) }}</span>{% endif %}
+{%- if value.clients | length > 1 %}<span class="small">{{ value.clients | length }} clients</span>
+{%- endif %}
 {%- else %}-{% endif %}
 {%- endmacro %}
 <!doctype html>
@@ -73,10 +73,12 @@ directory; the figures are those of the run.</p>
 started, base the one from which this run did.{% else %}Dense is the base model.{% endif %}\
 {% if "local_baseline" in columns %} The local baseline is what a client gets without the others.\
 {% endif %}{% if "centralized" in columns %} The centralized baseline is what one party gets that
-has all data.{% endif %} A value of several clients is their mean; below it stand the lowest and
-the highest one.
-{%- if has_intervals %} Scores are of {{ summary.test_items.number }} items; their intervals contain
-the score on all such items with 95% confidence (Wilson).{% endif %}</p>
+has all data.{% endif %} A value of several clients is their mean{% if intervals.of_clients %}; its
+interval contains the mean over further clients like these with 95% confidence (Student's t){% endif
+%}.{% if intervals.of_items %} Scores are of {{ summary.test_items.number }} items; their intervals
+contain the score on all such items with 95% confidence (Wilson).{% endif %}{% if has_chance %}
+Chance is what a model gets that gives every answer, or every token, the same probability.{% endif
+%}</p>
 </div></div>
 </section>
 {% endif %}
@@ -179,7 +181,8 @@ after a loss or an interruption. The other numbers of this page count finished r
 {%- endfor %}</tbody></table></div>
 <p class="soft">\
 Bytes are without the enrolment and without messages that were sent again. A client's
-measured time includes reading and tokenization, which the estimate of its computing does not.
+measured time includes reading and tokenization, which the estimate of its computing does not; in
+rounds of a few seconds they are most of it.
 Real sites do not report their memory; in a simulation the processes of clients and server also hold
 Ray, which the estimate does not.</p>
 </section>

@@ -39,9 +39,8 @@ def _privacy(run: FinishedRun) -> Iterator[str]:
 
 
 def main_of(comparisons: Sequence[Comparison]) -> Comparison:
-    """Return the measure that the report names first: a score of the task, if there is one."""
-    scores = [one for one in comparisons if one.quality.metric != PERPLEXITY]
-    return [*scores, *comparisons][0]
+    """Return the measure that the report names first."""
+    return min(comparisons, key=lambda one: one.quality.rank)
 
 
 def _quality(measured: Sequence[Comparison]) -> str:
@@ -56,14 +55,32 @@ def _quality(measured: Sequence[Comparison]) -> str:
         f"{first.title} is {shown[1]} with the federated result and {shown[0]} with the"
         f" {first.names['dense']} model: {words}"
     )
-    if before and differs:
-        sentence += f" by {abs(after / before - 1):.1%}"
-    if _overlap(first):
+    if differs:
+        sentence += f" by {_difference(first, before, after)}"
+    if of_clients := first.better_clients:
+        sentence += ", and better for {} of {} clients".format(*of_clients)
+    elif _overlap(first):
         sentence += ", but the intervals of both overlap"
-    if len(measured) > 1:
-        better = sum(one.is_better is True for one in measured)
-        sentence += f" (better on {better} of {count(len(measured), 'measure')})"
+    by_dataset = [main_of(group) for group in _by_dataset(measured)]
+    if len(by_dataset) > 1:
+        better = sum(one.is_better is True for one in by_dataset)
+        sentence += f" (better on {better} of {len(by_dataset)} texts and tasks)"
     return f"{sentence}."
+
+
+def _difference(comparison: Comparison, before: float, after: float) -> str:
+    """Return a difference: in percent for a perplexity, otherwise as a number."""
+    if comparison.is_relative and before:
+        return f"{abs(after / before - 1):.1%}"
+    return f"{abs(after - before):,.{comparison.digits}f}"
+
+
+def _by_dataset(measured: Sequence[Comparison]) -> Iterator[list[Comparison]]:
+    """Yield the measures of each text and task: several may be of one task."""
+    found: dict[str, list[Comparison]] = {}
+    for one in measured:
+        found.setdefault(one.quality.dataset, []).append(one)
+    yield from found.values()
 
 
 def _overlap(comparison: Comparison) -> bool:

@@ -24,7 +24,7 @@ from espalier.errors import InputError, as_command, first_line
 from espalier.results.finished_run import FinishedRun, open_run
 from espalier.results.report.page import FILE as REPORT
 from espalier.results.report.page import write_report
-from espalier.results.sources import Source, require_text_model, sources_of
+from espalier.results.sources import Source, require_result, require_text_model, sources_of
 from espalier.results.use.harness_records import with_local_data
 from espalier.results.use.loading import device_named, load_model, load_source_tokenizer
 from espalier.results.use.scores import Score, show_table, store
@@ -214,6 +214,7 @@ def main(document: Mapping[str, Any]) -> None:
     fields = Question.__dataclass_fields__
     run = open_run(document["run"])
     require_harness()
+    require_result(run, document["clients"])
     if any(task not in document["data"] for task in document["tasks"]):
         use_cache_if_unreachable()
     sources = sources_of(
