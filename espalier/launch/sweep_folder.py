@@ -68,8 +68,8 @@ def _require_sweep(folder: Path) -> None:
         others = sorted(entry.name for entry in folder.iterdir() if entry.name != LOCK)
         if others:
             raise InputError(
-                f"--out {folder}: has {others[0]!r} and no {RECORD}, so it is not the directory of a"
-                " sweep; name a new directory, or that of the sweep to continue"
+                f"--out {folder}: has {others[0]!r} and no {RECORD}, so it is not the directory of"
+                " a sweep; name a new directory, or that of the sweep to continue"
             )
 
 

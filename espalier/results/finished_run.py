@@ -148,8 +148,8 @@ def read_summary(file: Path) -> dict[str, Any]:
     version = summary.get("schema_version", 1)
     if isinstance(version, int) and version > SUMMARY_VERSION:
         raise InputError(
-            f"{file}: schema_version = {version}: a later version of Espalier wrote it, and this one"
-            f" reads up to {SUMMARY_VERSION}; install that version"
+            f"{file}: schema_version = {version}: a later version of Espalier wrote it, and"
+            f" this one reads up to {SUMMARY_VERSION}; install that version"
         )
     _require_form(file, summary)
     if not summary.keys() >= SUMMARY_KEYS:

@@ -15,8 +15,8 @@ from espalier.errors import InputError
 from espalier.results.finished_run import FinishedRun, open_run
 from espalier.results.report.command import main
 from espalier.results.report.comparison import comparisons_of, measure_title
-from espalier.results.report.intervals import mean_interval, wilson_interval
 from espalier.results.report.egress import site_logs
+from espalier.results.report.intervals import mean_interval, wilson_interval
 from espalier.results.report.layers import layers_of
 from espalier.results.report.page import report_page
 from espalier.results.report.rounds import curves_of
@@ -262,7 +262,7 @@ def test_verdict_counts_clients(tmp_path: Path) -> None:
             for number, (before, after) in values.items()
         ],
     )
-    assert "and better for 2 of 3 clients" in sentences(run)
+    assert "(better for 2 of 3 clients)" in sentences(run)
     assert "overlap" not in sentences(run)
 
 

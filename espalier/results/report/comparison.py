@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
+
 from espalier.results.base_chain import read_chain, title_of
 from espalier.results.figures import DENSE, PERPLEXITY, Quality, num_digits, qualities
 from espalier.results.finished_run import FinishedRun
@@ -95,16 +96,17 @@ class Comparison:
     def better_clients(self) -> tuple[int, int] | None:
         """Number of clients for which the federated model is better, and of those compared.
 
-        None if the models do not have a value for each of several clients.
+        None if the federated model does not have a value for each of several clients.
         """
         if not self.values.keys() >= {"dense", "federated"}:
             return None
-        dense, federated = self.values["dense"].clients, self.values["federated"].clients
-        both = dense.keys() & federated.keys()
+        dense, federated = self.values["dense"], self.values["federated"].clients
+        changes = [
+            value - dense.clients.get(client, dense.value) for client, value in federated.items()
+        ]
         lower = self.quality.lower_is_better
-        better = [federated[one] < dense[one] if lower else federated[one] > dense[one]
-                  for one in both]
-        return (sum(better), len(both)) if len(both) > 1 else None
+        better = sum(change < 0 if lower else change > 0 for change in changes)
+        return (better, len(changes)) if len(changes) > 1 else None
 
     @property
     def is_better(self) -> bool | None:

@@ -44,7 +44,7 @@ th:first-child, td:first-child { text-align: left; padding-left: 0; white-space:
 td.text, th.text { text-align: left; white-space: normal; min-width: 12em; }
 td.key { white-space: nowrap; }
 thead th { color: var(--soft); font-weight: 600; white-space: normal; }
-tr.federated td { font-weight: 600; }
+tr.federated td, td.federated { font-weight: 600; }
 .small { display: block; white-space: normal; color: var(--soft); font-size: 0.85em; \
 font-weight: 400; }
 code, pre { font-family: ui-monospace, "SFMono-Regular", Menlo, "DejaVu Sans Mono", monospace;
@@ -58,8 +58,9 @@ summary { cursor: pointer; }
   section { padding: 12px; }
   th, td { padding: 5px 4px; }
   th:first-child, td:first-child { min-width: 6.5em; }
-  td.text, th.text { min-width: 7em; }
-  td.key { white-space: normal; overflow-wrap: anywhere; min-width: 10em; }
+  td.text, th.text { min-width: 6em; }
+  td.wide { white-space: normal; min-width: 5em; }
+  td.key { white-space: normal; overflow-wrap: anywhere; min-width: 9em; }
 }
 @media (min-width: 900px) { .figures.pair { grid-template-columns: 1fr 1fr; } }
 @media print { body { background: #ffffff; } section { break-inside: avoid; } \

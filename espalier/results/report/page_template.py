@@ -7,6 +7,10 @@ PAGE = """\
 {% macro head(names) %}<thead><tr>{% for name in names %}<th
 {%- if name == "fields" %} class="text"{% endif %}>{{ name }}</th>{% endfor %}</tr></thead>
 {%- endmacro %}
+{% macro measure(one) %}{{ one.title }}<span class="small">\
+{{ "lower" if one.quality.lower_is_better else "higher" }} is better
+{%- if one.quality.chance is not none %}; chance {{ one.quality.chance | number(one.digits) }}\
+{% endif %}</span>{% endmacro %}
 {% macro scores(one, column) %}
 {%- if column in one.values %}{% set value = one.values[column] -%}
 {{ value.value | number(one.digits) }}
@@ -59,15 +63,17 @@ directory; the figures are those of the run.</p>
 {% if figures.models %}<figure>{{ figures.models }}</figure>{% endif %}
 <div>
 <div class="scroll"><table>
-<thead><tr><th></th>{% for one in comparisons %}
-<th>{{ one.title }}<span class="small">\
-{{ "lower" if one.quality.lower_is_better else "higher" }} is better
-{%- if one.quality.chance is not none %}; chance {{ one.quality.chance | number(one.digits) }}\
-{% endif %}</span></th>
-{% endfor %}</tr></thead>
+{# The shorter side is across, so that the table fits on a phone. #}
+{% if comparisons | length < columns | length %}
+<thead><tr><th></th>{% for one in comparisons %}<th>{{ measure(one) }}</th>{% endfor %}</tr></thead>
 <tbody>{% for column, name in columns.items() %}<tr class="{{ column }}"><td>{{ name }}</td>
-{% for one in comparisons %}<td>{{ scores(one, column) }}</td>{% endfor %}
+{% for one in comparisons %}<td>{{ scores(one, column) }}</td>{% endfor %}</tr>{% endfor %}</tbody>
+{% else %}
+{{ head([""] + columns.values() | list) }}
+<tbody>{% for one in comparisons %}<tr><td>{{ measure(one) }}</td>
+{% for column in columns %}<td class="{{ column }}">{{ scores(one, column) }}</td>{% endfor %}
 </tr>{% endfor %}</tbody>
+{% endif %}
 </table></div>
 <p class="soft">{% if "original" in columns %}Original is the model from which the chain of runs
 started, base the one from which this run did.{% else %}Dense is the base model.{% endif %}\
@@ -76,9 +82,13 @@ started, base the one from which this run did.{% else %}Dense is the base model.
 has all data.{% endif %} A value of several clients is their mean{% if intervals.of_clients %}; its
 interval contains the mean over further clients like these with 95% confidence (Student's t){% endif
 %}.{% if intervals.of_items %} Scores are of {{ summary.test_items.number }} items; their intervals
-contain the score on all such items with 95% confidence (Wilson).{% endif %}{% if has_chance %}
-Chance is what a model gets that gives every answer, or every token, the same probability.{% endif
+contain the score on all such items with 95% confidence (Wilson).{% endif %}{% if has_chance %}\
+ Chance is what a model gets that gives every answer, or every token, the same probability.{% endif
 %}</p>
+{% if not figures.rounds and by_round %}
+<p class="soft">Quality was measured at the end only; <code>evaluation.every=1</code> measures it
+after every round.</p>
+{% endif %}
 </div></div>
 </section>
 {% endif %}
@@ -108,13 +118,13 @@ error over the items.</p>
 </table></div>{% endif %}
 {% if measurements %}
 <div class="scroll"><table>
-{{ head(["measured", "memory", "peak", "load", "prompt", "generation"]) }}
+{{ head(["measured", "memory", "peak", "load", "prompt, tokens/s", "generation, tokens/s"]) }}
 <tbody>{% for row in measurements.models %}<tr><td>{{ names.get(row.name, row.name) }}</td>
 <td>{{ row.model_memory | size }}</td><td>{{ row.peak_memory | size }}</td>
 <td>{{ row.load_seconds | number(2) }} s</td>
-<td>{{ row.prompt_tokens_per_second | number(1) }} tokens/s</td>
+<td>{{ row.prompt_tokens_per_second | number(1) }}</td>
 <td>{% if row.new_tokens_per_second is none %}-{% else -%}
-{{ row.new_tokens_per_second | number(1) }} tokens/s{% endif %}</td></tr>{% endfor %}</tbody>
+{{ row.new_tokens_per_second | number(1) }}{% endif %}</td></tr>{% endfor %}</tbody>
 </table></div>
 <p class="soft">{{ measurements.conditions }}</p>
 {% elif has_result %}
@@ -124,10 +134,6 @@ both models, this measures them and adds the figures to this page:</p>
 {% endif %}
 </section>
 {% endif %}
-{% if comparisons and not figures.rounds and by_round %}
-<p class="soft">Quality was measured at the end only; <code>evaluation.every=1</code> measures it
-after every round.</p>
-{% endif %}
 {% if figures.rounds %}
 <section id="rounds"><h2>Quality by round</h2><figure>{{ figures.rounds }}</figure></section>
 {% endif %}
@@ -136,12 +142,13 @@ after every round.</p>
 {% if figures.clients %}<div class="figures pair">{% for one in figures.clients %}
 <figure>{{ one }}</figure>{% endfor %}</div>{% endif %}
 <div class="scroll"><table>
-{{ head(["site", "status", "sent", "received", "work"] + client_measures.values() | list) }}
+{{ head(["site", "sent", "received", "work"] + client_measures.values() | list) }}
 <tbody>{% for client in clients %}<tr><td>{{ client.site }}
+<span class="small">{{ client.status }}</span>
 {%- if client.reason %}<span class="small">{{ client.reason | truncate(80) }}</span>{% endif %}
 {%- if client.capped %}<span class="small">limited: {{ client.capped | join(", ") }}</span>\
 {% endif %}
-</td><td>{{ client.status }}</td>
+</td>
 <td>{{ client.bytes_up | size }}</td><td>{{ client.bytes_down | size }}</td>
 <td>{{ client.seconds | duration }}</td>
 {% for name in client_measures %}<td>{% if client.metrics.get(name) is none %}-{% else -%}
@@ -175,14 +182,16 @@ after a loss or an interruption. The other numbers of this page count finished r
 {% if estimates %}
 <section id="estimate"><h2>Estimated and measured</h2>
 <div class="scroll"><table>
-{{ head(["", "estimate", "measured", "measured / estimate"]) }}
-<tbody>{% for row in estimates %}<tr><td>{{ row.what }}</td><td>{{ row.estimate }}</td>
+{{ head(["", "estimate", "measured", "ratio"]) }}
+<tbody>{% for row in estimates %}<tr><td>{{ row.what }}\
+{% if row.note %}<span class="small">{{ row.note }}</span>{% endif %}</td>
+<td class="wide">{{ row.estimate }}</td>
 <td>{{ row.measured }}</td><td>{{ "-" if row.ratio is none else row.ratio | percent }}</td></tr>
 {%- endfor %}</tbody></table></div>
 <p class="soft">\
-Bytes are without the enrolment and without messages that were sent again. A client's
-measured time includes reading and tokenization, which the estimate of its computing does not; in
-rounds of a few seconds they are most of it.
+The ratio is measured / estimate. Bytes are without the enrolment and without messages that were
+sent again. A client's measured time includes reading and tokenization, which the estimate of its
+computing does not; in rounds of a few seconds they are most of it.
 Real sites do not report their memory; in a simulation the processes of clients and server also hold
 Ray, which the estimate does not.</p>
 </section>

@@ -50,6 +50,7 @@ class Estimated:
     measured: str
     ratio: float | None = None
     """Measured value divided by the estimate; None if one is unknown."""
+    note: str = ""
 
 
 def traffic_of(run: FinishedRun) -> list[Kind]:
@@ -107,11 +108,12 @@ def estimates_of(run: FinishedRun) -> list[Estimated]:
     estimate = seconds["round_of_a_client"]
     rows.append(
         Estimated(
-            f"round of a client, without reading of text in the estimate, at"
-            f" {seconds['teraflops']:.3g} teraflops ({speed})",
+            "round of a client",
             duration(estimate, tenths=True),
             "not recorded" if taken is None else duration(taken, tenths=True),
             taken / estimate if taken is not None and estimate else None,
+            f"at {seconds['teraflops']:.3g} teraflops ({speed}); the estimate is without reading of"
+            " text",
         )
     )
     return rows

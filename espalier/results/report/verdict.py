@@ -58,7 +58,7 @@ def _quality(measured: Sequence[Comparison]) -> str:
     if differs:
         sentence += f" by {_difference(first, before, after)}"
     if of_clients := first.better_clients:
-        sentence += ", and better for {} of {} clients".format(*of_clients)
+        sentence += " (better for {} of {} clients)".format(*of_clients)
     elif _overlap(first):
         sentence += ", but the intervals of both overlap"
     by_dataset = [main_of(group) for group in _by_dataset(measured)]
