@@ -287,6 +287,7 @@ def test_uploads_that_are_refused(
         return " ".join(capsys.readouterr().err.split())
 
     assert "must be OWNER/NAME" in told(repository="tuned")
+    assert "--to hub: needs --repository OWNER/NAME" in told(repository="")
     assert "leave out --adapter to upload the merged model" in told(adapter=True)
     assert "the licence of the base model is not known; name it" in told(license="")
     monkeypatch.setenv("HF_TOKEN", "hf_of-somebody")

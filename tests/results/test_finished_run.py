@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from espalier.errors import InputError
-from espalier.results.finished_run import open_run
+from espalier.results.finished_run import SUMMARY_VERSION, open_run
 
 SUMMARY = json.dumps({"status": "completed", "method": "flap", "metrics": []})
 
@@ -33,6 +33,13 @@ def test_other_directories_are_refused(tmp_path: Path, content: str | None) -> N
     if content is not None:
         (tmp_path / "summary.json").write_text(content)
     with pytest.raises(InputError, match=r"summary\.json"):
+        open_run(tmp_path)
+
+
+def test_summary_of_a_later_form_is_refused(tmp_path: Path) -> None:
+    later = json.loads(SUMMARY) | {"schema_version": SUMMARY_VERSION + 1}
+    (tmp_path / "summary.json").write_text(json.dumps(later))
+    with pytest.raises(InputError, match=r"schema_version = \d+: a later version of Espalier"):
         open_run(tmp_path)
 
 

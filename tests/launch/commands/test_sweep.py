@@ -267,3 +267,12 @@ def test_a_directory_belongs_to_one_sweep(
     with locked_sweep(tmp_path):
         assert sweep(tmp_path) == 2
     assert "another sweep works there" in capsys.readouterr().err
+
+
+def test_a_directory_with_something_else_is_refused(
+    tmp_path: Path, runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(tmp_path / "out", "20261129-000000-flap-1", "completed")
+    assert sweep(tmp_path / "out") == 2
+    assert "and no sweep.json, so it is not the directory of a sweep" in capsys.readouterr().err
+    assert runs.started == []

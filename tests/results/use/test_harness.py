@@ -137,6 +137,14 @@ def test_wrong_tasks_are_told(
     assert not (run / "lm_eval.json").exists()
 
 
+def test_a_missing_result_is_told_before_the_hub_is_asked(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("espalier.results.use.harness.use_cache_if_unreachable", pytest.fail)
+    assert main(document(run, run, data={}, clients=["7"])) == 2
+    assert "has no model of client '7'" in capsys.readouterr().err
+
+
 def test_missing_harness_is_told(
     run: Path,
     records: Path,
