@@ -94,10 +94,6 @@ def as_command(work: Callable[[D], None]) -> Callable[[D], int]:
     return main
 
 
-class RefusedError(InputError):
-    """Error in an input of a run, found before its start and already printed."""
-
-
 class RunError(EspalierError):
     """Error of a run that has started and failed.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from espalier.errors import RefusedError, RunError, RunInterrupted, tell
+from espalier.errors import RunError, RunInterrupted, tell
 from espalier.launch.addresses import require_address
 from espalier.launch.app import find_app, run_in_app
 from espalier.launch.child_processes import take_interrupts
@@ -58,9 +58,6 @@ def _exit_code(request: RunRequest, watched: WatchedRun) -> int:
     """Run the app, report why it did not complete, and return the exit code."""
     try:
         return _run(request, watched)
-    except RefusedError:
-        # The check has printed why.
-        return 2
     except RunError as error:
         for part in error.parts:
             tell(part)

@@ -18,7 +18,6 @@ from espalier.errors import (
     RUN_DIRECTORY,
     EspalierError,
     InputError,
-    RefusedError,
     RunError,
     RunInterrupted,
     tell,
@@ -129,7 +128,7 @@ def simulate(
     Raises
     ------
     InputError
-        Ray is missing; or, as RefusedError, the model or the clients' data cannot be used.
+        Ray is missing, or the model or the clients' data cannot be used.
     RunError
         The run failed.
     RunInterrupted
@@ -180,17 +179,10 @@ def _to_the_end(watched: WatchedRun, work: Callable[[], None]) -> None:
 
 
 def _require_inputs(watched: WatchedRun, app: Path, config: dict[str, Any]) -> None:
-    """Open model and data in a process of the app; raise RefusedError if they cannot be used."""
+    """Open model and data in a process of the app; raise InputError if they cannot be used."""
     watched.say("opening the model and the clients' data\n")
-    lines: list[str] = []
-
-    def on_line(line: str) -> None:
-        lines.append(line)
-        if watched.say is not be_silent:
-            sys.stderr.write(line)
-            sys.stderr.flush()
-
-    code = run_in_app(app, BEFORE_START, config, on_line)
+    lines = _LinesOfCheck(watched.say is not be_silent)
+    code = run_in_app(app, BEFORE_START, config, lines.take)
     if code < 0:
         reason = (
             f"the check of model and data was ended by signal {-code}; the machine may"
@@ -198,13 +190,41 @@ def _require_inputs(watched: WatchedRun, app: Path, config: dict[str, Any]) -> N
         )
         raise RunError([reason], None)
     if code:
-        raise RefusedError(_last_message(lines))
+        raise InputError(lines.message())
+    lines.show_held()
 
 
-def _last_message(lines: list[str]) -> str:
-    """Return the last message of the program, without its prefix; it may have several lines."""
-    starts = [number for number, line in enumerate(lines) if line.startswith(PREFIX)]
-    return "".join(lines[starts[-1] if starts else 0 :]).removeprefix(PREFIX).strip()
+class _LinesOfCheck:
+    """Lines on standard error of the check; the program's last message is held for an error."""
+
+    def __init__(self, shown: bool) -> None:
+        self._shown = shown
+        self._held: list[str] = []
+
+    def take(self, line: str) -> None:
+        """Show a line, or hold it if it may belong to the last message."""
+        if line.startswith(PREFIX):
+            self.show_held()
+        if self._held or not self._shown or line.startswith(PREFIX):
+            self._held.append(line)
+        else:
+            _to_stderr(line)
+
+    def show_held(self) -> None:
+        """Show the held lines, and hold none."""
+        if self._shown:
+            _to_stderr("".join(self._held))
+        self._held = []
+
+    def message(self) -> str:
+        """Return the last message without its prefix; it may have several lines."""
+        text = "".join(self._held).removeprefix(PREFIX).strip()
+        return text or "the check of model and data failed; the lines above say how"
+
+
+def _to_stderr(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
 
 
 def _simulate(watched: WatchedRun, app: Path, config: dict[str, Any], federation: str) -> None:

@@ -213,7 +213,7 @@ def test_refused_data_are_an_input_error(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The check prints progress and warnings before its error, which has two lines."""
+    """Progress and warnings of the check are shown; its error, of two lines, is only raised."""
     lines = ["espalier: client 0: reading\n", "a warning\n", "espalier: no file\n", "  no data\n"]
 
     def run_in_app(_: Path, __: str, ___: Any, hear: Callable[[str], None]) -> int:
@@ -226,4 +226,4 @@ def test_refused_data_are_an_input_error(
     with pytest.raises(espalier.InputError) as found:
         espalier.simulate("flap", app=APP)
     assert str(found.value) == "no file\n  no data"
-    assert capsys.readouterr().err == "".join(lines)
+    assert capsys.readouterr().err == "".join(lines[:2])
