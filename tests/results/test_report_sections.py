@@ -13,10 +13,10 @@ from safetensors.numpy import save_file
 
 from espalier.errors import InputError
 from espalier.results.finished_run import FinishedRun, open_run
+from espalier.results.intervals import mean_interval, wilson_interval
 from espalier.results.report.command import main
 from espalier.results.report.comparison import comparisons_of, measure_title
 from espalier.results.report.egress import site_logs
-from espalier.results.report.intervals import mean_interval, wilson_interval
 from espalier.results.report.layers import layers_of
 from espalier.results.report.page import report_page
 from espalier.results.report.rounds import curves_of

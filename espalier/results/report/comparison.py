@@ -7,8 +7,8 @@ from math import inf
 from espalier.results.base_chain import read_chain, title_of
 from espalier.results.figures import DENSE, PERPLEXITY, Quality, num_digits, qualities
 from espalier.results.finished_run import FinishedRun
+from espalier.results.intervals import mean_interval, wilson_interval
 from espalier.results.model_chain import runs_behind
-from espalier.results.report.intervals import mean_interval, wilson_interval
 from espalier.settings.tables.evaluation import OWN_TEXT
 
 COLUMNS = {
@@ -89,7 +89,7 @@ class Comparison:
 
     @property
     def is_relative(self) -> bool:
-        """True if differences are told in percent, as those of perplexities."""
+        """True if differences are shown in percent, as those of perplexities."""
         return self.quality.metric == PERPLEXITY
 
     @property
