@@ -61,6 +61,21 @@ def run_of(directory: Path) -> Path | None:
     return None
 
 
+def model_name(model: OpenedModel) -> str:
+    """Return the name of a model in tables and cards, without a local path.
+
+    That of a run's result is the name of its base model with the method, ``demo, flap``, because
+    the directories of all results are called alike; a client's own model has the client too.
+    """
+    run = run_of(model.directory)
+    summary = _summary(run)
+    base, method = summary.get("model"), summary.get("method")
+    if not base or not method:
+        return public_name(model.directory, model.config)
+    is_clients = model.directory.absolute().parent != run
+    return ", ".join([str(base), str(method), *([model.directory.name] if is_clients else [])])
+
+
 def chain_of(model: OpenedModel) -> list[Base]:
     """Return the chain of a run's base model: the model itself, and what it was made from.
 
@@ -72,7 +87,7 @@ def chain_of(model: OpenedModel) -> list[Base]:
     if run is None and (exported := _exported(model)):
         return exported
     own = Base(
-        public_name(directory, model.config),
+        model_name(model),
         commit_of(directory),
         model.sha256,
         loadable_name(directory, model.config),
@@ -164,7 +179,7 @@ def read_chain(links: Sequence[Mapping[str, Any]]) -> list[Base]:
 
 def printable(name: str) -> str:
     """Return the name of a model for Markdown, with ``_`` for characters that would be markup."""
-    return re.sub(r"[^\w./ -]", "_", name)
+    return re.sub(r"[^\w.,/ -]", "_", name)
 
 
 def in_words(chain: Sequence[Base]) -> str:

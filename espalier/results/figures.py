@@ -118,7 +118,7 @@ def _quality(entry: Mapping[str, Any]) -> Quality:
         entry["name"],
         entry["dataset"],
         entry["direction"] == "lower",
-        entry["values"],
+        {name: None if value is None else float(value) for name, value in entry["values"].items()},
         entry.get("samples_sha256"),
         entry.get("chance"),
         list(entry.get("medians_of_clients") or ()),

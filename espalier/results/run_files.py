@@ -11,12 +11,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from espalier.environment.json_form import Form, require_form
 
 Number = float
 """Type that also takes integers."""
+Seconds = Annotated[float, Field(ge=0, le=1e12)]
+Count = Annotated[int, Field(ge=0, le=10**18)]
+
+
+Measured = dict[str, Number | str | list[Number] | None]
+
+
+def _require_measures(values: Measured) -> Measured:
+    """Refuse a measure ``metric/dataset`` that is no number; other values of clients may be."""
+    for key, value in values.items():
+        if "/" in key and not isinstance(value, float | int | None):
+            raise ValueError(f"{key} is no number")
+    return values
 
 
 class _Client(Form):
@@ -25,10 +38,10 @@ class _Client(Form):
     status: str = ""
     reason: str | None = None
     capped: dict[str, Any] = {}
-    bytes_up: int = 0
-    bytes_down: int = 0
-    seconds: Number = 0
-    metrics: dict[str, Number | str | list[Number] | None] = {}
+    bytes_up: Count = 0
+    bytes_down: Count = 0
+    seconds: Seconds = 0
+    metrics: Annotated[Measured, AfterValidator(_require_measures)] = {}
 
 
 class _Size(Form):
@@ -41,7 +54,7 @@ class _Metric(Form):
     name: str
     dataset: str
     direction: Literal["lower", "higher"]
-    values: dict[str, Number | None]
+    values: dict[str, Annotated[float, Field(ge=0)] | None]
     samples_sha256: str | None = None
     chance: Number | None = None
     medians_of_clients: dict[str, Number] = {}

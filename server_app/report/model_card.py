@@ -19,11 +19,11 @@ from espalier.amounts import count
 from espalier.environment.paths import is_dataset_name
 from espalier.hf.export.loading_code import how_to_load
 from espalier.hf.families import has_own_code
-from espalier.hf.opening.model_files import commit_of, public_name
+from espalier.hf.opening.model_files import commit_of
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.privacy.guarantee import guarantee_of
 from espalier.privacy.guarantee import in_words as guarantee_in_words
-from espalier.results.base_chain import chain_of, in_words, printable
+from espalier.results.base_chain import chain_of, in_words, model_name, printable
 from espalier.settings.registry import METHODS, tables_of
 from espalier.settings.run import RunSettings
 from espalier.settings.tables.task import TEXT
@@ -99,7 +99,7 @@ def _card(
 ) -> str:
     # A base that is a pruned model itself needs code too.
     own_code |= has_own_code(model.config)
-    base = printable(public_name(model.directory, model.config))
+    base = printable(model_name(model))
     commit = commit_of(model.directory)
     at = f" at commit `{commit}`" if commit else ""
     used = {**versions(), **({"peft": version("peft")} if library == "peft" else {})}
@@ -128,7 +128,13 @@ def _card(
         "|---|---|",
         *(f"| {name} | {value} |" for name, value in table.items()),
         "",
-        how_to_load(model, "this directory", as_adapter=library == "peft", own_code=own_code),
+        how_to_load(
+            model,
+            "this directory",
+            as_adapter=library == "peft",
+            own_code=own_code,
+            num_labels=settings.num_classes if model.family.kind != "decoder" else 0,
+        ),
         "",
         "The licence and the limitations of the base model also apply to this one.",
         "The run's `summary.json` compares it with the base model.",

@@ -14,13 +14,13 @@ import torch
 import espalier
 from espalier.evaluation.perplexity import perplexity
 from espalier.hf.files.checkpoint import write_shard
-from espalier.hf.opening.model_files import commit_of, public_name
+from espalier.hf.opening.model_files import commit_of
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.messages.evaluation import OWN_TEXT_MODELS
 from espalier.messages.ledger import Traffic
 from espalier.messages.tensor_blobs import TensorSpec
 from espalier.privacy.guarantee import guarantee_of
-from espalier.results.base_chain import chain_of
+from espalier.results.base_chain import chain_of, model_name
 from espalier.results.figures import Size
 from espalier.results.finished_run import SUMMARY_VERSION
 from espalier.settings.pruning import PersonalModelSettings
@@ -324,7 +324,7 @@ class Summary:
             "bytes_down": traffic.down,
             "seconds": round(self.seconds, 3),
             "virtual_seconds": self.virtual_seconds,
-            "model": public_name(self.model.directory, self.model.config),
+            "model": model_name(self.model),
             "model_revision": commit_of(self.model.directory),
             "model_sha256": self.model.sha256,
             "base": [link.to_json() for link in chain_of(self.model)],

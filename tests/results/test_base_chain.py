@@ -29,7 +29,7 @@ def test_chain_names_the_run_that_made_a_base(base: Path, tmp_path: Path) -> Non
     pruned = OpenedModel(run / "model")
     own, first = chain_of(pruned)
     assert (own.model, own.path, own.run, own.method) == (
-        "model", str(run / "model"), str(run), "flap",
+        "base, flap", str(run / "model"), str(run), "flap",
     )  # fmt: skip
     assert own.sha256 == pruned.sha256
     assert (first.model, first.sha256, first.run) == ("base", OpenedModel(base).sha256, None)

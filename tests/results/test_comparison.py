@@ -73,6 +73,21 @@ def test_a_run_that_no_other_is_like_does_not_end_a_comparison(tmp_path: Path) -
     assert found.excluded["a"].startswith("other base model: big (bbbbbbbbbbbb), where b has")
 
 
+def test_runs_in_folders_of_their_own_have_the_names_of_these(tmp_path: Path) -> None:
+    """Names of runs are times and methods; the folders are what the user named."""
+    runs = [
+        save_run(tmp_path / "study" / name / "runs" / f"2026112{number}-000000-flap-1")
+        for number, name in enumerate(("block", "kind"))
+    ]
+    assert [entry.label for entry in compare(runs).entries] == ["block", "kind"]
+    beside = save_run(tmp_path / "study" / "kind" / "runs" / "20261129-000000-flap-1")
+    labels = [entry.label for entry in compare([*runs, beside]).entries]
+    assert labels == [run.name for run in [*runs, beside]]
+    elsewhere = save_run(tmp_path / "runs" / "20261128-000000-flap-1")
+    labels = [entry.label for entry in compare([runs[0], elsewhere]).entries]
+    assert labels == [runs[0].name, elsewhere.name]
+
+
 def test_hash_of_the_samples_decides_if_there_is_one(tmp_path: Path) -> None:
     """A file may be elsewhere and the same, or changed under its name."""
     a = save_run(tmp_path / "a", metrics=[metric("wiki", 12.0, samples_sha256="1")])

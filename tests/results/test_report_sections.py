@@ -493,6 +493,10 @@ def test_lines_for_an_adapter(tmp_path: Path) -> None:
     pruned.mkdir(parents=True)
     (pruned / "config.json").write_text('{"auto_map": {}}')
     (run.path / "adapter").mkdir()
+    save_file(
+        {"base_model.model.classifier.weight": np.zeros((3, 4), np.float32)},
+        run.path / "adapter" / "adapter_model.safetensors",
+    )
     for base, kind, line in (
         ("owner/name", "CAUSAL_LM", 'AutoPeftModelForCausalLM.from_pretrained("'),
         (str(pruned), "CAUSAL_LM", '/adapter", trust_remote_code=True)'),
@@ -501,7 +505,7 @@ def test_lines_for_an_adapter(tmp_path: Path) -> None:
             "SEQ_CLS",
             (
                 "AutoPeftModelForSequenceClassification.from_pretrained("
-                f'"{run.path}/adapter", num_labels'
+                f'"{run.path}/adapter", num_labels=3)'
             ),
         ),
     ):
@@ -513,7 +517,61 @@ def test_lines_for_an_adapter(tmp_path: Path) -> None:
         assert f'AutoTokenizer.from_pretrained("{base}")' in text
 
 
+def test_lines_for_an_adapter_whose_base_was_moved_with_it(tmp_path: Path) -> None:
+    (tmp_path / "now").mkdir()
+    pruned = write_run(tmp_path / "now" / "pruned")
+    (pruned.path / "model").mkdir()
+    (pruned.path / "model" / "config.json").write_text('{"auto_map": {}}')
+    before = str(tmp_path / "before" / "pruned")
+    link = {"model": "demo, flap", "run": before, "path": f"{before}/model", "method": "flap"}
+    run = write_run(tmp_path / "now" / "tuned", base=[link])
+    (run.path / "adapter").mkdir()
+    (run.path / "adapter" / "adapter_model.safetensors").write_bytes(b"")
+    config = {"task_type": "CAUSAL_LM", "base_model_name_or_path": f"{before}/model"}
+    config |= {"peft_type": "LORA", "r": 2, "lora_alpha": 4.0}
+    (run.path / "adapter" / "adapter_config.json").write_text(json.dumps(config))
+    first, *others = snippets_of(run)
+    place = f'"{pruned.path}/model"'
+    assert f"AutoModelForCausalLM.from_pretrained({place}, trust_remote_code=True)" in first.text
+    assert f'PeftModel.from_pretrained(model, "{run.path}/adapter")' in first.text
+    assert f"AutoTokenizer.from_pretrained({place})" in first.text
+    assert any("espalier chat" in one.text for one in others)
+
+
 # ----- the page -----------------------------------------------------------------------------------
+
+
+def test_a_directory_without_a_run_costs_no_other_its_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run")
+    (tmp_path / "trackio").mkdir()
+    given = [str(tmp_path / "trackio"), str(run.path)]
+    assert main({"directories": given, "out": None, "measure": False, "base": None}) == 2
+    assert (run.path / "report.html").is_file()
+    said = capsys.readouterr().err
+    assert "trackio: is not a run directory" in said
+    assert "1 of 2 directories have got no report" in said
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"site": ...}, {"reason": ...}, {"capped": ...}, {"bytes_up": -1}, {"seconds": 1e300},
+        {"metrics": {"loss/dolly": "x"}}, {"metrics": {"loss/dolly": [1.0]}},
+    ],
+)  # fmt: skip
+def test_a_damaged_entry_of_a_client_is_named(tmp_path: Path, damage: dict[str, Any]) -> None:
+    one = client(0, **{"loss/dolly": 1.0}) | damage
+    one = {key: value for key, value in one.items() if value is not ...}
+    with pytest.raises(InputError, match=r"summary\.json: .*restore the file from a backup"):
+        report_page(open_run(write_run(tmp_path / "run", clients=[one]).path))
+
+
+def test_enormous_values_are_not_drawn(tmp_path: Path) -> None:
+    values = {"dense": 20.0, "federated": 10**200, "centralized": 3.5e300}
+    run = write_run(tmp_path / "run", metrics=[metric("perplexity", "wiki", **values)])
+    assert "Perplexity on wiki" in report_page(run)
 
 
 def test_texts_from_outside_are_escaped(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Comparison of runs: which can be compared, by which measures, and what differs."""
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,6 +35,8 @@ from espalier.settings.run import of_the_result
 from espalier.settings.tables.evaluation import OWN_TEXT
 
 DEFAULTS = default_values()
+RUNS = "runs"
+"""Default folder of runs, whose name says nothing about one."""
 HASH = 12
 """Number of characters of a hash in a message."""
 NOT_COMPLETED = {
@@ -231,8 +234,16 @@ def opened(folders: Sequence[Path], labels: Sequence[str]) -> tuple[list[Entry],
 
 
 def _labels(folders: Sequence[Path]) -> list[str]:
-    """Return the names of directories, with as many parents as are needed to tell them apart."""
+    """Return a name for each directory.
+
+    It is that of its folder if each run lies in a folder of its own; otherwise its own name, with
+    as many parents as are needed to tell all apart.
+    """
     parts = [folder.absolute().parts for folder in folders]
+    common = len(os.path.commonprefix(parts))
+    folders_of_runs = {part[common] for part in parts if len(part) > common + 1}
+    if len(folders_of_runs) == len(parts) and RUNS not in folders_of_runs:
+        return [part[common] for part in parts]
     for length in range(1, max(map(len, parts), default=0) + 1):
         labels = ["/".join(part[-length:]) for part in parts]
         if len(set(labels)) == len(labels):

@@ -12,6 +12,7 @@ from espalier.environment.paths import is_dataset_name
 from espalier.hf.export.loading_code import how_to_load
 from espalier.hf.families import has_own_code
 from espalier.hf.opening.model_files import public_name
+from espalier.models.adapter_config import num_labels_of
 from espalier.results.base_chain import in_words, printable
 from espalier.results.figures import (
     DENSE,
@@ -49,7 +50,12 @@ def card_of(source: Source, as_adapter: bool, license_name: str = "", repository
         body = body.replace("The run's `summary.json` compares it with the base model.\n", "", 1)
     own_code = has_own_code(source.model.config)
     place = repository or "this directory"
-    load = how_to_load(source.model, place, as_adapter=as_adapter, own_code=own_code) + "\n"
+    is_head = as_adapter and source.model.family.kind != "decoder"
+    num_labels = num_labels_of(source.folder) if is_head else 0
+    load = how_to_load(
+        source.model, place, as_adapter=as_adapter, own_code=own_code, num_labels=num_labels
+    )
+    load += "\n"
     # The run's card loads "this directory"; the export may have another name and form.
     body = CODE.sub(lambda _: load, body, count=1) if CODE.search(body) else f"{body}\n{load}"
     lines += [body.strip(), "", *_results(source)]

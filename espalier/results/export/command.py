@@ -12,6 +12,7 @@ from espalier.hf.export.loading_code import loading_code
 from espalier.hf.export.model import CARD, ExportError, replacing_folder, write_card
 from espalier.hf.families import has_own_code
 from espalier.hf.opening.opened_model import OpenedModel
+from espalier.models.adapter_config import num_labels_of
 from espalier.progress import Throttle, progress_listener
 from espalier.results.export.card import card_of
 from espalier.results.export.hub_export import prepared, push
@@ -176,6 +177,10 @@ def _how_to_use(source: Source, target: Path, *, as_adapter: bool) -> str:
     config = source.model.config if as_adapter else OpenedModel(target).config
     decoder = source.model.family.kind == "decoder"
     lines = loading_code(
-        str(target), decoder=decoder, as_adapter=as_adapter, own_code=has_own_code(config)
+        str(target),
+        decoder=decoder,
+        as_adapter=as_adapter,
+        own_code=has_own_code(config),
+        num_labels=0 if decoder or not as_adapter else num_labels_of(source.folder),
     )
     return lines.splitlines()[-1]

@@ -1,12 +1,12 @@
 """``espalier report``: write the report of runs, and measure their models on request."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from espalier.environment.paths import at_home
-from espalier.errors import InputError, as_command
-from espalier.results.finished_run import FinishedRun, open_run
+from espalier.errors import EspalierError, InputError, as_command, tell
+from espalier.results.finished_run import open_run
 from espalier.results.report.page import FILE, write_report
 from espalier.results.speed import measure
 
@@ -21,22 +21,39 @@ def main(document: Mapping[str, Any]) -> None:
     """
     if document["base"] and not document["measure"]:
         raise InputError(f"--base {document['base']}: is read with --measure only; add that")
-    runs = [open_run(directory) for directory in document["directories"]]
-    out = _target(document["out"], runs)
-    for run in runs:
-        if document["measure"]:
-            measure(run, base=document["base"])
-        path = out or run.path / FILE
-        write_report(run, path)
-        print(f"{path}: written", flush=True)
+    given = document["directories"]
+    out = _target(document["out"], given)
+    failed = 0
+    for directory in given:
+        try:
+            path = _write(directory, out, document)
+        except EspalierError as error:
+            if len(given) == 1:
+                raise
+            # The others get their reports.
+            tell(error)
+            failed += 1
+        else:
+            print(f"{path}: written", flush=True)
+    if failed:
+        raise InputError(f"{failed} of {len(given)} directories have got no report; see above")
 
 
-def _target(given: str | None, runs: list[FinishedRun]) -> Path | None:
+def _write(directory: str, out: Path | None, document: Mapping[str, Any]) -> Path:
+    run = open_run(directory)
+    if document["measure"]:
+        measure(run, base=document["base"])
+    path = out or run.path / FILE
+    write_report(run, path)
+    return path
+
+
+def _target(given: str | None, directories: Sequence[str]) -> Path | None:
     if given is None:
         return None
-    if len(runs) > 1:
+    if len(directories) > 1:
         raise InputError(
-            f"--out {given}: there are {len(runs)} runs, and each has a report of its own; name one"
+            f"--out {given}: there are {len(directories)} runs, and each has a report of its own; name one"
             " run, or leave out --out"
         )
     path = at_home(given).absolute()

@@ -24,6 +24,7 @@ COLUMNS = {
 """
 PROPORTIONS = ("acc", "acc_norm", "exact_match")
 """Scores that are the fraction of items with a right answer."""
+LARGEST_DRAWN = 1e100
 NAMES = {
     "acc": "Accuracy",
     "acc_norm": "Accuracy (per character)",
@@ -86,6 +87,12 @@ class Comparison:
         if not self.values.keys() >= {"dense", "federated"}:
             return None
         return self.values["federated"].value - self.values["dense"].value
+
+    @property
+    def is_drawable(self) -> bool:
+        """True if a figure can show all values; a broken model has enormous perplexities."""
+        values = [one for own in self.values.values() for one in (own.value, *own.clients.values())]
+        return max(values) < LARGEST_DRAWN
 
     @property
     def is_relative(self) -> bool:
@@ -165,7 +172,7 @@ def _interval(
     # A mean over clients is not a fraction of independent items.
     if clients:
         return mean_interval(list(clients.values()), 1.0 if is_proportion else inf)
-    return wilson_interval(value, items) if is_proportion and items else None
+    return wilson_interval(value, items) if is_proportion and items and value <= 1 else None
 
 
 def _of_clients(run: FinishedRun, quality: Quality, column: str) -> dict[int, float]:

@@ -43,6 +43,10 @@ NEEDED = {
     "report", "seconds", "seed", "test_items", "threads",
 }  # fmt: skip
 """Keys of ``summary.json`` that a report cannot do without; every run of this version has them."""
+NEEDED_OF_CLIENT = {
+    "bytes_down", "bytes_up", "capped", "metrics", "reason", "seconds", "site", "status",
+}  # fmt: skip
+"""Keys of each client in it."""
 FILE = "report.html"
 SHORT_HASH = 12
 """Number of digits of a commit that the report shows."""
@@ -95,8 +99,9 @@ def report_page(run: FinishedRun) -> str:
 def _require_complete(run: FinishedRun) -> None:
     """Raise InputError if the summary lacks something that a report shows."""
     lacking = sorted(NEEDED - run.summary.keys())
-    if any("metrics" not in client for client in run.summary.get("clients") or []):
-        lacking.append("metrics of a client")
+    clients = run.summary.get("clients") or []
+    missing = {key for client in clients for key in NEEDED_OF_CLIENT - client.keys()}
+    lacking += [f"{key} of a client" for key in sorted(missing)]
     if lacking:
         raise InputError(
             f"{run.path / SUMMARY}: lacks {', '.join(lacking)}: another version wrote it, or it was"
@@ -211,19 +216,18 @@ def _figures(
 ) -> dict[str, Any]:
     """Return the figures; their texts are escaped by the library that draws them."""
     sites = {int(one["client"]): str(one["site"]) for one in run.summary.get("clients") or ()}
-    by_client = [
-        one for one in comparisons if any(len(own.clients) > 1 for own in one.values.values())
-    ]
+    drawn = [one for one in comparisons if one.is_drawable]
+    by_client = [one for one in drawn if any(len(own.clients) > 1 for own in one.values.values())]
     curves = curves_of(run)
     # A figure of one value would show no more than the table.
-    several = [one for one in comparisons if len(one.values) > 1]
+    several = [one for one in drawn if len(one.values) > 1]
     dense = {one.title: one.values["dense"].value for one in comparisons if "dense" in one.values}
-    drawn = {
+    single = {
         "models": figures.draw_comparison(several) if several else "",
         "rounds": figures.draw_rounds(curves, dense) if curves else "",
         "bytes": figures.draw_bytes(kinds) if kinds else "",
     }
-    shown: dict[str, Any] = {name: Markup(svg) for name, svg in drawn.items()}
+    shown: dict[str, Any] = {name: Markup(svg) for name, svg in single.items()}
     shown["clients"] = [Markup(figures.draw_clients(one, sites)) for one in by_client]
     shown["layers"] = [
         Markup(figures.draw_heat_map(one, number)) for number, one in enumerate(layers.maps)

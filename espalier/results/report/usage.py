@@ -10,8 +10,9 @@ from espalier.environment.bounded_json import read_json_object
 from espalier.environment.json_form import Form, require_form
 from espalier.hf.export.loading_code import loading_code
 from espalier.hf.gguf.architecture import EVEN, UNEVEN
-from espalier.models.adapter_config import read_adapter_config
+from espalier.models.adapter_config import WEIGHTS, num_labels_of, read_adapter_config
 from espalier.results.finished_run import ADAPTER_CONFIG, FinishedRun
+from espalier.results.model_chain import moved_base
 
 QUESTION = "Once upon a time"
 CONFIG = "config.json"
@@ -44,17 +45,22 @@ def _snippets(run: FinishedRun) -> Iterator[Snippet]:
         config = _config(folder / CONFIG)
         decoder = not _classifies(config.get("architectures"))
         yield _model(folder, what, decoder=decoder, own_code="auto_map" in config)
-    elif run.adapter is not None:
+    elif run.adapter is not None and (run.adapter / WEIGHTS).is_file():
         settings = read_adapter_config(run.adapter / ADAPTER_CONFIG)
         decoder = settings.get("task_type") != "SEQ_CLS"
         base = str(settings.get("base_model_name_or_path"))
         # A base on the hub is a plain model; a local one may be pruned.
         file = Path(base) / CONFIG
+        moved = None
         if Path(base).is_absolute() and not file.is_file():
-            yield _without_base(run, base)
-            return
+            moved = moved_base(run)
+            if moved is None:
+                yield _without_base(run, base)
+                return
+            file = moved / CONFIG
         config = _config(file) if file.is_file() else {}
-        yield _adapter(run.adapter, base, decoder=decoder, own_code="auto_map" in config)
+        own_code = "auto_map" in config
+        yield _adapter(run.adapter, base, moved, decoder=decoder, own_code=own_code)
     else:
         return
     if decoder:
@@ -94,16 +100,24 @@ def _model(folder: Path, what: str, *, decoder: bool, own_code: bool) -> Snippet
     return Snippet(f"Load {what}", f"{lines}\n{_use(decoder)}", note)
 
 
-def _adapter(folder: Path, base: str, *, decoder: bool, own_code: bool) -> Snippet:
-    """Return the lines for an adapter; its base may be a pruned model that brings its code."""
+def _adapter(
+    folder: Path, base: str, moved: Path | None, *, decoder: bool, own_code: bool
+) -> Snippet:
+    """Return the lines for an adapter; its base may be a pruned model that brings its code.
+
+    ``moved`` is where the base model is, if that is not where the adapter names it.
+    """
     lines = loading_code(
-        str(folder), decoder=decoder, as_adapter=True, own_code=own_code, tokenizer=base
+        str(folder),
+        decoder=decoder,
+        as_adapter=True,
+        own_code=own_code,
+        tokenizer=str(moved or base),
+        num_labels=0 if decoder else num_labels_of(folder),
+        base=str(moved or ""),
     )
-    return Snippet(
-        "Load the adapter on its base model",
-        f"{lines}\n{_use(decoder)}",
-        "" if decoder else "num_labels is the number of classes of the task.",
-    )
+    note = "" if moved is None else "Both runs were moved, so the adapter names another place."
+    return Snippet("Load the adapter on its base model", f"{lines}\n{_use(decoder)}", note)
 
 
 def _without_base(run: FinishedRun, base: str) -> Snippet:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from copy import deepcopy
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espalier.environment.bounded_json import read_json_object
@@ -11,7 +10,7 @@ from espalier.environment.json_form import Form, require_form
 from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened_model import opened_in
 from espalier.hf.tokenizer.files import load_tokenizer
-from espalier.models.adapter_config import read_adapter_config
+from espalier.models.adapter_config import num_labels_of, read_adapter_config
 from espalier.results.sources import Source
 
 if TYPE_CHECKING:
@@ -23,8 +22,6 @@ LIBRARY_ERRORS = (
     OSError, ValueError, RuntimeError, TypeError, AttributeError, LookupError, ArithmeticError,
 )  # fmt: skip
 """Errors of transformers and PEFT for files that they cannot use."""
-HEADS = ("classifier.weight", "out_proj.weight")
-"""Ends of the names of an encoder's last matrix, which has one row per label."""
 
 
 def device_named(name: str) -> "torch.device":
@@ -105,7 +102,7 @@ def loader_of(source: Source, dtype: str = "auto") -> "Callable[[], PreTrainedMo
         from peft import PeftModel
     is_decoder = opened_in(source.directory).family.kind == "decoder"
     kind = AutoModelForCausalLM if is_decoder else AutoModelForSequenceClassification
-    labels = {} if is_decoder or adapter is None else {"num_labels": _labels(adapter)}
+    labels = {} if is_decoder or adapter is None else {"num_labels": num_labels_of(adapter)}
     config = load_config(source.directory, **labels)
     # transformers imports the code of a family when the first model of it is built.
     with torch.device("meta"):
@@ -130,18 +127,3 @@ def load_source_tokenizer(source: Source) -> "PreTrainedTokenizerBase":
     adapter = source.adapter
     has_own = adapter is not None and (adapter / "tokenizer_config.json").is_file()
     return load_tokenizer(adapter if adapter is not None and has_own else source.directory)
-
-
-def _labels(adapter: Path) -> int:
-    """Return the number of labels of the classification head that an adapter brings."""
-    from safetensors import safe_open
-
-    with safe_open(adapter / "adapter_model.safetensors", framework="numpy") as tensors:
-        rows = [
-            tensors.get_slice(name).get_shape()[0]
-            for name in tensors.keys()  # noqa: SIM118
-            if "lora_" not in name and name.endswith(HEADS)
-        ]
-    if not rows:
-        raise InputError(f"{adapter}: has no classification head; name a completed run")
-    return int(rows[-1])
