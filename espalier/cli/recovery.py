@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from espalier.cli.run_request import RunRequest, run, run_to_end
+from espalier.cli.run_request import RunRequest, run_to_end
 from espalier.errors import InputError
-from espalier.launch.app import default_config, find_app
+from espalier.launch.app import default_config, find_app, run_in_app
 from espalier.launch.configuration import configuration, read_pair
 from espalier.launch.presets import read_preset
 from espalier.settings.keys import changed, concerns, flatten, unread
@@ -17,6 +17,7 @@ from espalier.settings.registry import METHODS
 from espalier.settings.run import RunSettings
 
 PRESET = "recover"
+LABELS = ("pruned", "tuned")
 OF_ONE_RUN = ("method", "model", "resume-from")
 """Settings that the second run does not take from the first one."""
 
@@ -54,7 +55,20 @@ def run_and_recover(request: RunRequest) -> int:
     if code:
         return code
     words = [*further, f"model={Path(directory) / 'model'}"]
-    return run(replace(request, words=words, arguments=["run", *words, *_options(request)]))
+    arguments = ["run", *words, *_options(request)]
+    code, tuned = run_to_end(replace(request, words=words, arguments=arguments))
+    return code or _show(app, [directory, tuned])
+
+
+def _show(app: Path, runs: Sequence[str]) -> int:
+    """Print dense, pruned and tuned model in one table; return the exit code, which is 0.
+
+    Both runs are complete, also if they cannot be compared.
+    """
+    document = {"runs": runs, "labels": LABELS, "out": [], "metric": "", "against": ""}
+    print("\nthe original model, and what the two runs made of it", flush=True)
+    run_in_app(app, "espalier.results.comparison.command", document)
+    return 0
 
 
 def words_of_runs(app: Path, words: Sequence[str]) -> tuple[list[str], list[str]]:

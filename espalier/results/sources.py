@@ -16,6 +16,8 @@ from espalier.results.model_chain import has_original_base, moved_base, runs_beh
 from espalier.results.run_status import COMPLETED, run_status
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from espalier.hf.export.peft_files import Adapted
     from espalier.hf.stream.edits import Edits
 
@@ -74,6 +76,13 @@ class Source:
         from espalier.hf.export.peft_files import read_adapter
 
         return read_adapter(self.folder, self.model)
+
+    @property
+    def head(self) -> "dict[str, Tensor]":
+        """Tensors of an encoder's classification head by canonical name, from the adapter."""
+        from espalier.hf.export.peft_files import read_head
+
+        return read_head(self.folder, self.model)
 
     @property
     def edits(self) -> "Edits":

@@ -15,6 +15,13 @@ def test_front_by_hand() -> None:
     assert front_of(costs, losses, lower_is_better=False) == [0]
 
 
+def test_the_original_model_is_a_rival() -> None:
+    """A result that is larger and worse than the original model is nobody's choice."""
+    assert front_of([3.0, 1.0], [9.0, 8.0], lower_is_better=True) == [1]
+    assert front_of([3.0, 1.0], [7.0, 8.0], (2.0, 5.0), lower_is_better=True) == [1]
+    assert front_of([3.0], [7.0], (2.0, 5.0), lower_is_better=True) == []
+
+
 def test_equal_points_are_both_on_the_front() -> None:
     assert front_of([1.0, 1.0], [2.0, 2.0], lower_is_better=True) == [0, 1]
 

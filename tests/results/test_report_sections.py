@@ -91,7 +91,7 @@ def test_a_chain_of_runs_has_the_model_with_which_it_began(tmp_path: Path) -> No
     assert wiki.values["original"].value == 40.0
     assert "original" not in code.values
     assert wiki.names["dense"] == "base (flap)"
-    assert "60.00 with the federated result and 40.00 with the base (flap) model" in sentences(
+    assert "60.00 with the federated result and 40.00 with the base model (flap)" in sentences(
         tuned
     )
     assert "chain of runs began has 40.00, the result 1.5 times that" in sentences(tuned)

@@ -240,7 +240,7 @@ def _labels(folders: Sequence[Path]) -> list[str]:
     as many parents as are needed to tell all apart.
     """
     parts = [folder.absolute().parts for folder in folders]
-    common = len(os.path.commonprefix(parts))
+    common = len(Path(os.path.commonpath([folder.absolute() for folder in folders])).parts)
     folders_of_runs = {part[common] for part in parts if len(part) > common + 1}
     if len(folders_of_runs) == len(parts) and RUNS not in folders_of_runs:
         return [part[common] for part in parts]

@@ -37,30 +37,41 @@ class Plot:
     quality_title: str
     cost_title: str
     reference: float | None = None
-    """Quality of the model without changes, as a horizontal line."""
+    """Quality of the original model, as a horizontal line."""
+    reference_cost: float | None = None
+    """Size of the original model; None if the cost is that of a run, which it has not."""
 
     @property
     def front(self) -> list[int]:
         """Indices of the points on the Pareto front, by increasing cost."""
         costs = [point.cost for point in self.points]
         qualities = [point.quality for point in self.points]
-        return front_of(costs, qualities, lower_is_better=self.lower_is_better)
+        original = None
+        if self.reference is not None and self.reference_cost is not None:
+            original = (self.reference_cost, self.reference)
+        return front_of(costs, qualities, original, lower_is_better=self.lower_is_better)
 
 
 def front_of(
-    costs: Sequence[float], qualities: Sequence[float], *, lower_is_better: bool
+    costs: Sequence[float],
+    qualities: Sequence[float],
+    original: tuple[float, float] | None = None,
+    *,
+    lower_is_better: bool,
 ) -> list[int]:
     """Return the indices of the points on the Pareto front, by increasing cost.
 
-    A point is on the front if no other is at least as good in both values and better in one.
+    A point is on the front if neither another nor ``original``, the cost and quality of the model
+    without changes, is at least as good in both values and better in one.
     """
     # With this sign, lower is better in both values.
     sign = 1 if lower_is_better else -1
     places = [(cost, sign * quality) for cost, quality in zip(costs, qualities, strict=True)]
+    rivals = places if original is None else [*places, (original[0], sign * original[1])]
     front = [
         index
         for index, place in enumerate(places)
-        if not any(_dominates(other, place) for other in places)
+        if not any(_dominates(other, place) for other in rivals)
     ]
     return sorted(front, key=lambda index: places[index])
 
@@ -83,6 +94,8 @@ def _draw(plot: Plot, figure: Figure) -> None:
     front = plot.front
     if plot.reference is not None:
         axes.axhline(plot.reference, color=GREY, linestyle=":", label="original model")
+        if plot.reference_cost is not None:
+            axes.plot([plot.reference_cost], [plot.reference], "x", color=GREY, markersize=8)
     # Between two points of the front, the cheaper one is the best that there is.
     axes.plot(
         [plot.points[index].cost for index in front],

@@ -139,7 +139,10 @@ def plot_of(comparison: Comparison, metric: str, against: str) -> Plot | None:
     if len(points) < 2:
         return None
     dense = comparison.dense(quality)
-    return Plot(points, quality.lower_is_better, quality.title, title, dense)
+    original = comparison.entries[0].original
+    size_of_original = {"parameters": original.parameters, "disk": original.num_bytes}.get(axis)
+    reference_cost = None if size_of_original is None else size_of_original / unit
+    return Plot(points, quality.lower_is_better, quality.title, title, dense, reference_cost)
 
 
 def csv_text(comparison: Comparison) -> str:

@@ -1,11 +1,14 @@
 """Export for transformers: one directory that loads without the run, and its check."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from espalier.data.tasks.catalogue import task_named
 from espalier.environment.paths import at_home
 from espalier.errors import InputError
+from espalier.hf.export.encoder import check_encoder, export_encoder
 from espalier.hf.export.model import check_export, export_edited, require_written, weight_reader
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened_model import OpenedModel, open_model
@@ -15,6 +18,7 @@ from espalier.hf.structured.configuration import STRUCTURE_FILE, plain_config
 from espalier.hf.structured.export import CODE
 from espalier.results.base_chain import write_chain
 from espalier.results.sources import Source
+from espalier.settings.tables.data import CLASSIFICATION, listed_labels
 from espalier.storage.atomic import write_bytes, write_json
 
 SAMPLE = (2, 16)
@@ -40,13 +44,28 @@ def export_model(source: Source, target: Path, card: str, threads: int) -> None:
     ExportError
         The written model differs.
     """
-    export_edited(source.model, source.edits, target, card)
-    _write_plainly(source.model, target)
-    _write_own_code(target)
-    check(source, target, threads)
+    if source.adapter is not None and source.model.family.kind != "decoder":
+        head = source.head
+        export_encoder(source.model, source.edits, head, _classes(source), target, card)
+        check_encoder(source.model, source.edits, head, target)
+    else:
+        export_edited(source.model, source.edits, target, card)
+        _write_plainly(source.model, target)
+        _write_own_code(target)
+        check(source, target, threads)
     if source.run is not None:
         written = open_model(str(target)).sha256
         write_chain(target, written, source.run.name, source.run.summary)
+
+
+def _classes(source: Source) -> Sequence[str]:
+    """Return the names of the classes that the adapter of an encoder was trained on."""
+    if source.run is None:
+        raise InputError(f"{source.folder}: its classes are not known; name the run that made it")
+    name = str(source.run.setting("task.name"))
+    if name == CLASSIFICATION:
+        return listed_labels(str(source.run.setting("data.labels")))
+    return task_named(name).classes
 
 
 def _write_plainly(model: OpenedModel, target: Path) -> None:

@@ -53,8 +53,8 @@ def _target(given: str | None, directories: Sequence[str]) -> Path | None:
         return None
     if len(directories) > 1:
         raise InputError(
-            f"--out {given}: there are {len(directories)} runs, and each has a report of its own; name one"
-            " run, or leave out --out"
+            f"--out {given}: there are {len(directories)} runs, and each has a report of its own;"
+            " name one run, or leave out --out"
         )
     path = at_home(given).absolute()
     if not path.parent.is_dir():

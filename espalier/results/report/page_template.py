@@ -76,7 +76,8 @@ directory; the figures are those of the run.</p>
 {% endif %}
 </table></div>
 <p class="soft">{% if "original" in columns %}Original is the model from which the chain of runs
-started, base the one from which this run did.{% else %}Dense is the base model.{% endif %}\
+started, base the one from which this run did.{% elif names.dense == "dense" %}Dense is the base
+model.{% else %}Base is the model from which this run started; another run made it.{% endif %}\
 {% if "local_baseline" in columns %} The local baseline is what a client gets without the others.\
 {% endif %}{% if "centralized" in columns %} The centralized baseline is what one party gets that
 has all data.{% endif %} A value of several clients is their mean{% if intervals.of_clients %}; its

@@ -53,7 +53,7 @@ def _quality(measured: Sequence[Comparison]) -> str:
     ]
     sentence = (
         f"{first.title} is {shown[1]} with the federated result and {shown[0]} with the"
-        f" {first.names['dense']} model: {words}"
+        f" {_model(first.names['dense'])}: {words}"
     )
     if differs:
         sentence += f" by {_difference(first, before, after)}"
@@ -66,6 +66,12 @@ def _quality(measured: Sequence[Comparison]) -> str:
         better = sum(one.is_better is True for one in by_dataset)
         sentence += f" (better on {better} of {len(by_dataset)} texts and tasks)"
     return f"{sentence}."
+
+
+def _model(name: str) -> str:
+    """Return ``dense model``, or ``base model (flap)`` if another run made the base."""
+    kind, space, made = name.partition(" ")
+    return f"{kind} model{space}{made}"
 
 
 def _difference(comparison: Comparison, before: float, after: float) -> str:

@@ -114,6 +114,12 @@ def _loadable(manager: Any, name: str, file: str | None, folder: Path) -> str | 
         manager.load([spec])
     # The harness and the library for datasets raise errors of many types.
     except Exception as error:
+        if file is not None:
+            raise InputError(
+                f"--data {name}={file}: the task cannot be made of its records"
+                f" ({type(error).__name__}: {first_line(error)}); name a file with the fields of"
+                " the task's dataset"
+            ) from None
         raise InputError(
             f"task {name!r}: its data cannot be loaded ({type(error).__name__}:"
             f" {first_line(error)}). Without the Hugging Face hub, name a file of its records:"

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import AutoPeftModelForSequenceClassification, PeftModel
 from safetensors.torch import load, load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+from espalier.cli.command import main
 from espalier.messages.records import read
 from tests.bench import Bench, model_files, summary
 from tests.federation.tasks.task_runs import NOT_COMPARED, bench_of, instructions, metric, reviews
@@ -154,6 +155,27 @@ def test_an_encoder_is_merged_too(encoder: Bench) -> None:
         == merged.config.architectures[0]
         == "RobertaForSequenceClassification"
     )
+
+
+def test_an_encoder_s_adapter_is_exported_as_the_run_merges_it(
+    encoder: Bench, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = encoder.run(lora__merge=True, federation__rounds=1, **NOT_COMPARED)
+    (run / "model").rename(tmp_path / "expected")
+    assert main(["export", str(run), "--to", "transformers", "--out", str(tmp_path / "out")]) == 0
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "expected" / name).read_bytes()
+    adapter = str(tmp_path / "adapter")
+    words = ["export", str(run), "--to", "transformers", "--adapter", "--out", adapter]
+    assert main(words) == 0
+    lines = (tmp_path / "adapter" / "README.md").read_text()
+    call = "AutoPeftModelForSequenceClassification.from_pretrained({}, num_labels=2)"
+    assert call.format('"this directory"') in lines
+    found = AutoPeftModelForSequenceClassification.from_pretrained(adapter, num_labels=2)
+    assert found.base_model.classifier is not None
+    capfd.readouterr()
+    assert main(["export", str(run), "--to", "gguf", "--out", str(tmp_path / "gguf")]) == 2
+    assert "GGUF" in capfd.readouterr().err
 
 
 def test_an_encoder_s_run_repeats(encoder: Bench) -> None:

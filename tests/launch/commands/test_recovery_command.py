@@ -1,6 +1,7 @@
 """``espalier run METHOD --recover``: which settings each run gets, and what happens in between."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,7 @@ class Runs:
         self.out = out
         self.codes = [0, 0]
         self.requests: list[RunRequest] = []
+        self.compared: list[dict[str, Any]] = []
 
     def run_to_end(self, request: RunRequest) -> tuple[int, str]:
         self.requests.append(request)
@@ -76,15 +78,17 @@ class Runs:
         folder.mkdir()
         return self.codes[len(self.requests) - 1], str(folder)
 
-    def run(self, request: RunRequest) -> int:
-        return self.run_to_end(request)[0]
+    def run_in_app(self, _: Path, module: str, document: dict[str, Any]) -> int:
+        assert module == "espalier.results.comparison.command"
+        self.compared.append(document)
+        return 2
 
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
     found = Runs(tmp_path)
     monkeypatch.setattr(recovery, "run_to_end", found.run_to_end)
-    monkeypatch.setattr(recovery, "run", found.run)
+    monkeypatch.setattr(recovery, "run_in_app", found.run_in_app)
     return found
 
 
@@ -98,6 +102,9 @@ def test_result_of_the_first_run_is_tuned(tmp_path: Path, runs: Runs) -> None:
     assert tuning.words == ["recover", "num-clients=2", f"model={tmp_path / '1' / 'model'}"]
     # An interrupted second run is resumed without the first one.
     assert tuning.arguments == ["run", *tuning.words, "--no-measure", "--app", str(APP)]
+    (compared,) = runs.compared
+    assert compared["runs"] == [str(tmp_path / "1"), str(tmp_path / "2")]
+    assert compared["labels"] == ("pruned", "tuned")
 
 
 @pytest.mark.parametrize(
@@ -119,6 +126,7 @@ def test_nothing_is_tuned_after_an_incomplete_run(runs: Runs) -> None:
     runs.codes[0] = 130
     assert main(WORDS) == 130
     assert len(runs.requests) == 1
+    assert not runs.compared
 
 
 @pytest.mark.parametrize(
