@@ -177,6 +177,8 @@ def measured_apart(
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
         why = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
+        # A traceback ends with the class of the error.
+        why = why.removeprefix(f"{InputError.__module__}.{InputError.__name__}: ")
         remedy = "check that transformers loads it"
         if done.returncode == -signal.SIGKILL:
             why, remedy = "the process was killed", "free memory, and measure again"

@@ -29,8 +29,11 @@ def show(summary: Summary, traffic: Traffic) -> None:
     It has metrics for each text and the task's items, size, sparsity, bytes per client, and time of
     the whole run.
     """
-    scored = f", scores on {summary.settings.task.name}" if summary.scores else ""
-    table = Table(title=f"{summary.settings.method}: perplexity{scored}", title_justify="left")
+    has_texts = any(metric.name == "perplexity" for metric in summary.metrics())
+    titles = ["perplexity"] if has_texts or not summary.scores else []
+    titles += [f"scores on {summary.settings.task.name}"] if summary.scores else []
+    title = f"{summary.settings.method}: {', '.join(titles)}"
+    table = Table(title=title, title_justify="left")
     table.add_column("model")
     bytes_of, time_of = (
         (f", {summary.rounds} rounds", ", whole run") if summary.rounds > 1 else ("", "")
