@@ -239,6 +239,8 @@ def _labels(folders: Sequence[Path]) -> list[str]:
     It is that of its folder if each run lies in a folder of its own; otherwise its own name, with
     as many parents as are needed to tell all apart.
     """
+    if not folders:
+        return []
     parts = [folder.absolute().parts for folder in folders]
     common = len(Path(os.path.commonpath([folder.absolute() for folder in folders])).parts)
     folders_of_runs = {part[common] for part in parts if len(part) > common + 1}

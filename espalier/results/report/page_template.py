@@ -84,8 +84,8 @@ has all data.{% endif %} A value of several clients is their mean{% if intervals
 interval contains the mean over further clients like these with 95% confidence (Student's t){% endif
 %}.{% if intervals.of_items %} Scores are of {{ summary.test_items.number }} items; their intervals
 contain the score on all such items with 95% confidence (Wilson).{% endif %}{% if has_chance %}\
- Chance is what a model gets that gives every answer, or every token, the same probability.{% endif
-%}</p>
+ Chance is the value without knowledge: of random choice or of the most common class, and for a loss
+of equal probabilities.{% endif %}</p>
 {% if not figures.rounds and by_round %}
 <p class="soft">Quality was measured at the end only; <code>evaluation.every=1</code> measures it
 after every round.</p>
