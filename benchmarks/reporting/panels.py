@@ -33,6 +33,8 @@ SMALL = 9
 """Size of small texts in points; 12.5 pixels."""
 DASHED = Look(GREY, "", "--")
 """Look of the line of the dense model."""
+DOTTED = Look(GREY, "", ":")
+"""Look of the line of a changed dense model."""
 TEXT_SPREAD = "Mean ± standard deviation over {} seeds"
 
 

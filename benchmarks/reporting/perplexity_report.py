@@ -9,6 +9,8 @@ from typing import Any
 from benchmarks.reporting.looks import look_of_arm
 from benchmarks.reporting.paired_comparison import Pair, paired_table
 from benchmarks.reporting.panels import (
+    DASHED,
+    DOTTED,
     Panel,
     Reference,
     Series,
@@ -189,7 +191,9 @@ def _panel(study: Study, rows: Rows, text: str, sparsity: str) -> Panel:
         if (model, sparsity) in grouped and not model.startswith(DENSE)
     }
     references = [
-        Reference(model.replace(DENSE, "dense model"), fmean(found))
+        Reference(
+            model.replace(DENSE, "dense model"), fmean(found), DASHED if model == DENSE else DOTTED
+        )
         for model in models
         if model.startswith(DENSE)
         and (found := _values(grouped.get((model, "0.0"), []), "perplexity"))
