@@ -22,6 +22,7 @@ from benchmarks.fedspine.tasks import results as task_results
 from benchmarks.fedspine.tasks import study as task_study
 from benchmarks.leakage import report as leakage_report
 from benchmarks.memory import nf4_base
+from benchmarks.pooled.claims import STUDY as CLAIMS
 from benchmarks.pooled.quality import STUDY as POOLED
 from benchmarks.private import quality as private
 from benchmarks.reporting import perplexity_report
@@ -165,6 +166,7 @@ REPORTS: dict[str, Report | None] = {
     "leakage-": _leakage,
     "private-": _private,
     "robust-": _robust,
+    "mask-": _perplexities({"claims": CLAIMS}, "mask-"),
     "pooled-": _perplexities({"quality": POOLED}, "pooled-"),
     "size-and-speed": _size_and_speed,
     "structured-": _structured,

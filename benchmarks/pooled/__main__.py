@@ -1,14 +1,16 @@
-"""Studies of pooled pruning on your own model and texts.
+"""Studies of pooled pruning, and of masks in general, on your own model and texts.
 
     python -m benchmarks.pooled exact --model DIRECTORY --private FILE --private FILE
     python -m benchmarks.pooled quality --model DIRECTORY --private FILE --private FILE --private
     FILE --text NAME=FILE --text NAME=FILE
+    python -m benchmarks.pooled claims ...
 
 Every private file belongs to one client. ``exact`` compares masks bit by bit with those of plain
 transformers (a table on the screen and in ``--out``). ``quality`` runs the app for every method and
-sparsity; its runs are kept in ``--work``, so that an interrupted study continues there. Results go
-to ``docs/studies/pooled-quality.csv`` row by row, and finally to Markdown tables and a plot next to
-it.
+sparsity, ``claims`` for what the papers of FedPrLLM and FedSpaLLM compare. Their runs are kept in
+``--work``, so that an interrupted study continues there. Results go to
+``docs/studies/pooled-quality.csv`` or ``mask-claims.csv`` row by row, and finally to Markdown
+tables and a plot next to it.
 """
 
 import argparse
@@ -18,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.pooled.claims import STUDY as CLAIMS
 from benchmarks.pooled.exact import Finding, iterative, one_shot
 from benchmarks.pooled.quality import METHODS, study
 from benchmarks.reporting.perplexity_report import write_report
@@ -50,6 +53,8 @@ def _arguments() -> argparse.Namespace:
         help="methods to run: " + "; ".join(METHODS),
     )  # fmt: skip
     add_arguments(quality, work="runs/pooled", threads=2)
+    claims = studies.add_parser("claims", help="run the app with what two papers compare")
+    add_arguments(claims, work="runs/claims", threads=2)
     return parser.parse_args()
 
 
@@ -116,10 +121,12 @@ def _exact(given: argparse.Namespace) -> None:
     print(f"written      {path}")
 
 
-def _quality(given: argparse.Namespace) -> None:
-    path = given.out / "pooled-quality"
+def _runs(given: argparse.Namespace) -> None:
+    if given.study == "quality":
+        path, chosen = given.out / "pooled-quality", study(given.methods)
+    else:
+        path, chosen = given.out / "mask-claims", CLAIMS
     settings = {"data.sequence-length": given.sequence_length}
-    chosen = study(given.methods)
     rows, conditions = measure(given, chosen, path, settings, {})
     write_report(chosen, rows, conditions, path)
 
@@ -127,7 +134,7 @@ def _quality(given: argparse.Namespace) -> None:
 def main() -> int:
     """Run a study, or its missing parts; return 2 after an error."""
     given = _arguments()
-    return exit_status(lambda: _exact(given) if given.study == "exact" else _quality(given))
+    return exit_status(lambda: _exact(given) if given.study == "exact" else _runs(given))
 
 
 if __name__ == "__main__":

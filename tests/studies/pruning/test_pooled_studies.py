@@ -1,13 +1,14 @@
 """Studies of pooled pruning: masks bit by bit, and a quality study that resumes after a stop."""
 
 import sys
+from math import log
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.pooled import quality
+from benchmarks.pooled import claims, mask_runs, quality
 from benchmarks.pooled.__main__ import main
 from benchmarks.reporting.perplexity_report import write_report
 from benchmarks.reporting.rows import Rows
@@ -20,14 +21,9 @@ CONDITIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_quality_study_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ESPALIER_STATE_DIR", "")
-    names = (quality.BLOCKS, "FedPrLLM", "FedSpaLLM")
-    monkeypatch.setattr(quality, "METHODS", {name: quality.METHODS[name] for name in names})
-    monkeypatch.setattr(quality, "SPARSITIES", (0.5,))
-    monkeypatch.setattr(quality, "SAMPLES", 2)
-    shared = home(tmp_path / "home")
-    files = [tmp_path / f"{client}.txt" for client in range(2)]
+def _bench(folder: Path, clients: int) -> Bench:
+    shared = home(folder / "home")
+    files = [folder / f"{client}.txt" for client in range(clients)]
     for client, file in enumerate(files):
         file.write_text(private_text(client))
     common = {
@@ -35,7 +31,16 @@ def test_quality_study_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         "evaluation.texts": f"public={shared.public}", "evaluation.sequence-length": 16,
         "evaluation.max-samples": 2, "deadline-seconds": 60.0,
     }  # fmt: skip
-    bench = Bench(common, str(shared.model), files, [0], tmp_path / "work")
+    return Bench(common, str(shared.model), files, [0], folder / "work")
+
+
+def test_quality_study_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESPALIER_STATE_DIR", "")
+    names = (quality.BLOCKS, "FedPrLLM", "FedSpaLLM")
+    monkeypatch.setattr(quality, "METHODS", {name: quality.METHODS[name] for name in names})
+    monkeypatch.setattr(quality, "SPARSITIES", (0.5,))
+    monkeypatch.setattr(mask_runs, "SAMPLES", 2)
+    bench = _bench(tmp_path, clients=2)
     study = quality.STUDY
     path = tmp_path / "out" / "pooled-quality"
     rows = Rows(path.with_suffix(".csv"), study.keys, study.figures, CONDITIONS)
@@ -58,6 +63,27 @@ def test_quality_study_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert again.rows == rows.rows
     write_report(study, again, CONDITIONS, path)
     assert "| pooled, block by block, 2:4 |" in path.with_suffix(".md").read_text()
+
+
+def test_claims_of_a_lone_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one client, baselines have the masks of the federation, and scaling changes nothing."""
+    monkeypatch.setenv("ESPALIER_STATE_DIR", "")
+    monkeypatch.setattr(claims, "SPARSITIES", (0.5,))
+    # One client cannot cover all layers with half of them.
+    monkeypatch.delitem(claims.METHODS, "FedSpaLLM, half of the layers")
+    monkeypatch.setattr(mask_runs, "SAMPLES", 2)
+    study = claims.STUDY
+    rows = Rows(tmp_path / "mask-claims.csv", study.keys, study.figures, CONDITIONS)
+    claims.claims(_bench(tmp_path, clients=1), rows)  # type: ignore[arg-type]
+    found = {row["model"]: row["perplexity"] for row in rows.rows}
+    assert set(found) == {"dense", *claims.METHODS, *claims.BASELINES["FedPrLLM"].values(),
+                          *claims.BASELINES["FedSpaLLM"].values()}  # fmt: skip
+    assert found["FedPrLLM"] == found["all text, Wanda"] == found["FedPrLLM, scaled"]
+    assert found["FedSpaLLM"] == found["all text, SparseGPT"] == found["FedSpaLLM, plain mean"]
+    # A client's loss has three decimals.
+    for federated, alone in (("FedPrLLM", "Wanda"), ("FedSpaLLM", "SparseGPT")):
+        loss = log(float(found[federated]))
+        assert log(float(found[f"one client, {alone}"])) == pytest.approx(loss, abs=6e-4)
 
 
 @pytest.mark.slow
