@@ -119,13 +119,21 @@ def own_file(directory: str, client: int, num_clients: int) -> str:
     Raises InputError if there are fewer files than clients, or the files have different formats.
     """
     folder = at_home(directory)
-    files = sorted(
-        str(file) for file in folder.glob("*") if not (file.is_dir() or file.name.startswith("."))
-    )
+    wanted = f"by-file needs a directory with {count(num_clients, 'file')}, one per client"
+    try:
+        if not folder.is_dir():
+            raise InputError(f"data.path = {directory!r}: {wanted}; this is no directory")
+        files = sorted(
+            str(file)
+            for file in folder.iterdir()
+            if not (file.is_dir() or file.name.startswith("."))
+        )
+    except OSError as error:
+        raise InputError(
+            f"data.path = {directory!r}: cannot be read ({error.strerror}); check what the account"
+            " may read"
+        ) from None
     require_one_format(files, directory, CLIENT_KEYS)
     if len(files) < num_clients:
-        raise InputError(
-            f"data.path = {directory!r}: by-file needs a directory with"
-            f" {count(num_clients, 'file')}, one per client; this one has {len(files)}"
-        )
+        raise InputError(f"data.path = {directory!r}: {wanted}; this one has {len(files)}")
     return files[client]

@@ -27,7 +27,13 @@ from espalier.data.tasks.encoding import prompt_encoder
 from espalier.data.tasks.item import Item
 from espalier.data.tasks.scored_items import ScoredItems, class_items, scored_items
 from espalier.data.tasks.task import Task
-from espalier.data.tasks.task_source import ItemSource, hub_rows, items_in, require_fields_of
+from espalier.data.tasks.task_source import (
+    ItemSource,
+    hub_rows,
+    items_in,
+    require_fields_differ,
+    require_fields_of,
+)
 from espalier.errors import InputError
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
@@ -114,6 +120,7 @@ def mapped_columns(settings: RunSettings, node: NodeSettings, task: Task) -> dic
         require_fields_of(task, columns)
     elif task.name in OWN_TASKS:
         _require_named_fields(settings.data.prompt, columns)
+    require_fields_differ(task, columns)
     return columns
 
 

@@ -28,11 +28,16 @@ class UnboundedJsonError(ValueError):
     """Error for a text that is larger or nested deeper than allowed."""
 
 
-def read_json(text: str | bytes) -> Any:
+class RepeatedKeyError(ValueError):
+    """Error for an object that has the same key twice."""
+
+
+def read_json(text: str | bytes, *, unique_keys: bool = False) -> Any:
     """Parse a JSON text.
 
     Raises ValueError if it is not JSON; UnboundedJsonError, a ValueError too, if it is longer than
-    ``MAX_CHARACTERS`` or nested deeper than ``MAX_DEPTH``.
+    ``MAX_CHARACTERS`` or nested deeper than ``MAX_DEPTH``; with ``unique_keys`` RepeatedKeyError,
+    also one, if an object has a key twice, of which the last one would count.
     """
     if len(text) > MAX_CHARACTERS:
         raise UnboundedJsonError(
@@ -41,7 +46,14 @@ def read_json(text: str | bytes) -> Any:
     if isinstance(text, bytes):
         text = text.decode(json.detect_encoding(text), "surrogatepass")
     require_flat(text)
-    return json.loads(text)
+    return json.loads(text, object_pairs_hook=_unique if unique_keys else None)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise RepeatedKeyError("an object has the same key twice")
+    return found
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

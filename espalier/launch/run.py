@@ -9,6 +9,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from signal import SIGKILL
 from typing import Any
 
 import tomli_w
@@ -184,11 +185,12 @@ def _require_inputs(watched: WatchedRun, app: Path, config: dict[str, Any]) -> N
     lines = _LinesOfCheck(watched.say is not be_silent)
     code = run_in_app(app, BEFORE_START, config, lines.take)
     if code < 0:
-        reason = (
-            f"the check of model and data was ended by signal {-code}; the machine may"
-            " have too little memory"
+        why = (
+            "the machine may have too little memory"
+            if -code == SIGKILL
+            else "a library crashed, for which a damaged file of model or data is the usual reason"
         )
-        raise RunError([reason], None)
+        raise RunError([f"the check of model and data was ended by signal {-code}; {why}"], None)
     if code:
         raise InputError(lines.message())
     lines.show_held()

@@ -30,6 +30,12 @@ def require_libraries(settings: RunSettings) -> None:
         The message names the setting and what to install.
     """
     require_tracking(settings)
+    if (name := settings.data.partitioner) and find_spec("flwr_datasets") is None:
+        raise InputError(
+            f"data.partition = 'flwr:{name}': flwr-datasets is not installed on this machine;"
+            f" install Espalier with its extra partitioners ({EXTRA.format('partitioners')}), or"
+            " choose another partition"
+        )
     if settings.privacy.on and find_spec("opacus") is None:
         raise InputError(
             f"privacy.epsilon = {settings.privacy.epsilon:g}: opacus is not installed on this"

@@ -44,7 +44,7 @@ def columns_of(text: str) -> dict[str, str]:
         A pair lacks a name, or a needed field occurs twice.
     """
     columns: dict[str, str] = {}
-    for pair in filter(None, map(str.strip, text.split(","))):
+    for pair in map(str.strip, text.split(",")) if text else ():
         needed, _, there = (part.strip() for part in pair.partition("="))
         if not needed or not there:
             raise ValueError(

@@ -6,6 +6,10 @@ from collections.abc import Callable
 UNPACK = "is compressed ({}); unpack it, and name the unpacked file"
 CONVERT = "is {}, not UTF-8; convert it, for example with: iconv -f {} -t UTF-8"
 RENAME = "is {} file; its name must end with {}"
+OFFICE = (
+    "is a zip archive, or an .xlsx or .docx file; unpack an archive and name its file, or save a"
+    " table as CSV and a document as text"
+)
 EXPORT = "has the format {}, not text; write its records as JSON Lines, one object per line"
 
 _BEGINNINGS: tuple[tuple[bytes, str], ...] = (
@@ -16,13 +20,14 @@ _BEGINNINGS: tuple[tuple[bytes, str], ...] = (
     (b"\xfd7zXZ\x00", UNPACK.format("xz")),
     (b"\x04\x22\x4d\x18", UNPACK.format("lz4")),
     (b"\x1f\x9d", UNPACK.format("compress")),
-    (b"PK\x03\x04", UNPACK.format("a zip archive, like .xlsx and .docx files")),
+    (b"PK\x03\x04", OFFICE),
     (b"PK\x05\x06", UNPACK.format("an empty zip archive")),
     (b"7z\xbc\xaf\x27\x1c", UNPACK.format("7z")),
     (b"Rar!\x1a\x07", UNPACK.format("rar")),
     (b"PAR1", RENAME.format("a Parquet", ".parquet")),
     (b"ARROW1", RENAME.format("an Arrow", ".arrow")),
     (b"\xff\xff\xff\xff", RENAME.format("an Arrow", ".arrow")),
+    (b"FEA1", EXPORT.format("Feather, version 1")),
     (b"ORC", EXPORT.format("ORC")),
     (b"Obj\x01", EXPORT.format("Avro")),
     (b"SQLite format 3\x00", EXPORT.format("SQLite")),
@@ -42,7 +47,7 @@ _BEGINNINGS: tuple[tuple[bytes, str], ...] = (
     (codecs.BOM_UTF16_BE, CONVERT.format("UTF-16", "UTF-16")),
 )
 _NEVER_IN_TEXT = frozenset(
-    {b"BZh", b"ORC", b"PAR1", b"ARROW1", b"Obj\x01", b"PK\x03\x04", b"PK\x05\x06"}
+    {b"BZh", b"FEA1", b"ORC", b"PAR1", b"ARROW1", b"Obj\x01", b"PK\x03\x04", b"PK\x05\x06"}
 )
 """Signatures that consist of letters and could begin a text.
 

@@ -26,8 +26,8 @@ CLIENT_KEYS = "data.path or the node's data-path"
 BLOCK_BYTES = 1 << 22
 """Number of bytes that are read at a time; only a longer line of JSON Lines needs more memory."""
 
-MAX_ARRAY_BYTES = 1 << 28
-"""Maximum size of a JSON array, which is read whole."""
+MAX_WHOLE_BYTES = 1 << 28
+"""Maximum size of what is read whole: a JSON array, a line of JSON Lines, a run of blanks."""
 
 _JSON = re.compile(rb'(\xef\xbb\xbf)?\s*(\[\s*)?\{\s*"[^"\n]*"\s*:')
 """Beginning of JSON: an object, or an array of objects."""
@@ -77,9 +77,9 @@ class JsonArrayRows(RowFile):
             data = bytearray()
             for block in blocks(file):
                 data += block
-                if len(data) > MAX_ARRAY_BYTES:
+                if len(data) > MAX_WHOLE_BYTES:
                     raise InputError(
-                        f"{self.path}: a JSON array of more than {MAX_ARRAY_BYTES} bytes; write it"
+                        f"{self.path}: a JSON array of more than {MAX_WHOLE_BYTES} bytes; write it"
                         " as JSON Lines, which are read line by line (jq -c '.[]')"
                     )
         for number, record in enumerate(json_array(bytes(data), self.path)):
@@ -151,6 +151,7 @@ def _between_blank_lines(file: Bytes) -> Iterator[tuple[int, bytes]]:
         start = start + place
         seen = max(0, seen - place)
         del waiting[:place]
+        _require_short(file, start, waiting, "blank space", "remove it")
     yield from (
         (start + first, bytes(waiting[first:end])) for first, end in parts(waiting, 1, len(waiting))
     )
@@ -174,19 +175,34 @@ def blocks(file: Bytes) -> Iterator[bytes]:
 
 
 def _lines(file: Bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file, with their line ends, and the offset of each."""
+    """Yield the lines of a file, with their line ends, and the offset of each.
+
+    Raises InputError if a line is longer than ``MAX_WHOLE_BYTES``.
+    """
     start = 0
-    waiting = b""
+    waiting = bytearray()
     for block in blocks(file):
-        lines = (waiting + block).splitlines(keepends=True)
+        before = max(0, len(waiting) - 1)
+        waiting += block
         # A line that ends with a carriage return may go on: its newline can be in the next block.
-        waiting = b"" if lines[-1].endswith(b"\n") else lines.pop()
-        for line in lines:
+        end = max(waiting.rfind(b"\n", before), waiting.rfind(b"\r", before, -1)) + 1
+        for line in bytes(waiting[:end]).splitlines(keepends=True):
             yield start, line
             start += len(line)
-    for line in waiting.splitlines(keepends=True):
+        del waiting[:end]
+        _require_short(file, start, waiting, "a line", "write one JSON object per line")
+    for line in bytes(waiting).splitlines(keepends=True):
         yield start, line
         start += len(line)
+
+
+def _require_short(file: Bytes, start: int, waiting: bytearray, what: str, remedy: str) -> None:
+    """Refuse a part of a file that must be read whole and is too long."""
+    if len(waiting) > MAX_WHOLE_BYTES:
+        raise InputError(
+            f"{file.name}: at byte {start} begins {what} of more than {MAX_WHOLE_BYTES} bytes;"
+            f" {remedy}"
+        )
 
 
 def require_text(file: Bytes) -> None:

@@ -1,5 +1,6 @@
 """Formats of record files, by the ending of a file's name, and the files that a path names."""
 
+import os
 from collections.abc import Callable, Sequence
 from glob import glob, has_magic
 from pathlib import Path
@@ -65,6 +66,16 @@ def open_rows(path: str, keys: str, split: str = "", other: Reader = TextRows) -
     other : reader of files whose ending names no format
     """
     place = at_home(path)
+    try:
+        return _files_at(place, path, keys, split, other)
+    except OSError as error:
+        raise InputError(
+            f"{place.absolute()}: cannot be read ({error.strerror}); check {keys}, and what the"
+            " account may read"
+        ) from None
+
+
+def _files_at(place: Path, path: str, keys: str, split: str, other: Reader) -> list[RowFile]:
     if place.is_dir() and any((place / name).is_file() for name in SAVED):
         return [SavedDatasetRows(path, keys, split)]
     if split:
@@ -72,6 +83,7 @@ def open_rows(path: str, keys: str, split: str = "", other: Reader = TextRows) -
     if place.is_dir():
         found = [file for file in place.iterdir() if not file.is_dir()]
     elif has_magic(str(place)) and not place.exists():
+        _require_listable(place)
         found = [Path(name) for name in glob(str(place), recursive=True) if not Path(name).is_dir()]
     else:
         return [_rows_of(path, keys, other)]
@@ -86,6 +98,13 @@ def open_rows(path: str, keys: str, split: str = "", other: Reader = TextRows) -
     for file in files:
         file.is_one_of_many = len(files) > 1
     return files
+
+
+def _require_listable(pattern: Path) -> None:
+    """Raise OSError if the files of the folder where a pattern begins cannot be listed."""
+    folder = next(parent for parent in pattern.parents if not has_magic(str(parent)))
+    if folder.is_dir():
+        os.scandir(folder).close()
 
 
 def _rows_of(path: str, keys: str, other: Reader) -> RowFile:

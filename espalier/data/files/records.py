@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 from espalier.amounts import count
-from espalier.environment.bounded_json import UnboundedJsonError, read_json
+from espalier.environment.bounded_json import RepeatedKeyError, UnboundedJsonError, read_json
 from espalier.errors import EspalierError, InputError
 
 
@@ -99,6 +99,7 @@ def _kind_in(record: Mapping[str, Any], name: str) -> str:
 
 
 ONE_EACH = "write one JSON object per line"
+ONE_OF_TWO = "rename or remove one of the two"
 TO_UTF8 = (
     "convert it to UTF-8 from the encoding in which it was written, for example from Windows-1252"
     " or Latin-1: iconv -f CP1252 -t UTF-8"
@@ -120,11 +121,13 @@ def json_object(line: bytes, where: str) -> dict[str, Any]:
             f"{where} is not UTF-8 (byte {error.start + 1} of the line); {TO_UTF8}"
         ) from None
     try:
-        record = read_json(text)
+        record = read_json(text, unique_keys=True)
     except json.JSONDecodeError as error:
         raise InputError(f"{where} is not JSON: {_why(text, error)}; {ONE_EACH}") from None
     except UnboundedJsonError as error:
         raise InputError(f"{where} cannot be read as JSON: {error}; {ONE_EACH}") from None
+    except RepeatedKeyError as error:
+        raise InputError(f"{where}: {error}; {ONE_OF_TWO}") from None
     except ValueError:
         raise InputError(
             f"{where} cannot be read as JSON: a number has too many digits; write it as a string"
@@ -143,7 +146,7 @@ def json_array(data: bytes, path: str) -> list[Any]:
     Raises InputError if the file is not UTF-8, not JSON or not an array.
     """
     try:
-        array = read_json(data.decode())
+        array = read_json(data.decode(), unique_keys=True)
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: byte {error.start} is not UTF-8; {TO_UTF8}") from None
     except json.JSONDecodeError as error:
@@ -151,6 +154,8 @@ def json_array(data: bytes, path: str) -> list[Any]:
             f"{path}: line {error.lineno}, column {error.colno} is not JSON:"
             f" {error.msg.partition(':')[0]}; write the file again"
         ) from None
+    except RepeatedKeyError as error:
+        raise InputError(f"{path}: {error}; {ONE_OF_TWO}") from None
     except ValueError as error:
         raise InputError(f"{path}: cannot be read as JSON ({error}); use JSON Lines") from None
     if not isinstance(array, list):

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from espalier.amounts import count
 from espalier.data.files.compression import (
@@ -28,8 +28,11 @@ from espalier.errors import EspalierError, InputError, first_line
 
 ROWS_AT_ONCE = 256
 """Number of rows that are converted to Python values at a time."""
-MAX_CELL = (1 << 31) - 1
-"""Maximum size of a cell of a CSV file in characters."""
+MAX_CELL = 1 << 24
+"""Maximum size of a cell of a CSV file in characters.
+
+A quote that does not end would otherwise take the rest of the file into one cell.
+"""
 MAX_HEADER = 1 << 16
 """Number of bytes in which the delimiters of a header are looked for."""
 QUOTE = "quote fields that contain the delimiter, a quote or a line end"
@@ -37,8 +40,8 @@ PARQUET_BUFFER = 1 << 20
 """Number of bytes of a column of a Parquet file that are read at a time."""
 ARROW_FILE = b"ARROW1"
 """First bytes of an Arrow file."""
-TABLE_MARKS = (ARROW_FILE, b"\xff\xff\xff\xff", b"PAR1")
-"""First bytes of Arrow files, Arrow streams and Parquet files."""
+ARROW_STREAM = b"\xff\xff\xff\xff"
+"""First bytes of an Arrow stream."""
 _QUOTED = re.compile(rb'"[^"]*"')
 
 Batch = tuple[int, Any]
@@ -109,14 +112,24 @@ class DelimitedRows(RowFile):
 
     def _cells(self, reader: Iterator[list[str]]) -> Iterator[list[str]]:
         """Yield the rows that are not blank."""
+        first = 1
         try:
-            yield from filter(None, reader)
+            for cells in reader:
+                first = getattr(reader, "line_num", 0) + 1
+                if cells:
+                    yield cells
         except csv.Error as error:
-            line = getattr(reader, "line_num", 0)
-            raise InputError(
-                f"{self.path}: line {line} is not {'CSV' if ',' in self._delimiters else 'TSV'}:"
-                f" {error}; {QUOTE}, and double quotes within them"
-            ) from None
+            raise self._not_a_table(first, error) from None
+
+    def _not_a_table(self, line: int, error: csv.Error) -> EspalierError:
+        """Return the error for the row that begins on a line."""
+        why, remedy = str(error), f"{QUOTE}, and double quotes within them"
+        if "new-line character" in why:
+            why, remedy = "a line ends with a carriage return alone", "end lines with \\n or \\r\\n"
+        elif "field larger" in why or "unexpected end" in why:
+            why = f"a field does not end within the file or {MAX_CELL:,} characters"
+        kind = "CSV" if "," in self._delimiters else "TSV"
+        return InputError(f"{self.path}: line {line} is not {kind}: {why}; {remedy}")
 
 
 def _lines(file: Bytes) -> Iterator[str]:
@@ -180,6 +193,9 @@ class _TableRecord(Mapping[str, Any]):
 class ArrowRows(RowFile):
     """Rows of a table that pyarrow reads in batches."""
 
+    MARKS: ClassVar[tuple[bytes, ...]] = ()
+    """First bytes of files of the format."""
+
     @abstractmethod
     def batches(self, columns: Sequence[str], cursor: PlaceCursor | None) -> Iterator[Batch]:
         """Yield the number of the first row and the rows of each batch, in file order.
@@ -229,6 +245,8 @@ class ArrowRows(RowFile):
 
         def values_of(name: str) -> list[Any]:
             try:
+                # Wrong offsets of a damaged file that is mapped into memory would end the process.
+                columns[name].validate(full=True)
                 return self._values(name, columns[name])
             # Bytes that are not UTF-8, times that Python does not have, and the like.
             except Exception as error:
@@ -258,12 +276,14 @@ class ArrowRows(RowFile):
             head = file.read(HEAD_BYTES)
             if head.startswith((GZIP, ZSTANDARD)):
                 return UNPACK.format("gzip or Zstandard")
-            return "" if head.startswith(TABLE_MARKS) else kind_refused(head)
+            return "" if head.startswith(self.MARKS) else kind_refused(head)
         return ""
 
 
 class ParquetRows(ArrowRows):
     """Rows of a Parquet file; row groups without needed rows are skipped."""
+
+    MARKS = (b"PAR1",)
 
     def batches(self, columns: Sequence[str], cursor: PlaceCursor | None) -> Iterator[Batch]:
         parquet = import_library("pyarrow.parquet")
@@ -285,6 +305,8 @@ class ParquetRows(ArrowRows):
 
 class ArrowFileRows(ArrowRows):
     """Rows of an Arrow file or stream, mapped into memory."""
+
+    MARKS = (ARROW_FILE, ARROW_STREAM)
 
     def batches(self, columns: Sequence[str], cursor: PlaceCursor | None) -> Iterator[Batch]:
         pyarrow = import_library("pyarrow")
@@ -369,7 +391,8 @@ class SavedDatasetRows(DatasetRows):
         if split not in found:
             raise InputError(
                 f"{self.path}: the saved dataset has no split '{split}', only"
-                f" {', '.join(found)}; set data.hub-split, or name the folder of a split"
+                f" {', '.join(found)}; name the folder of a split, {self.path}/NAME (in a"
+                " simulation also with data.hub-split)"
             )
         return found[split]
 

@@ -11,6 +11,7 @@ from espalier.errors import EspalierError, InputError
 TRUTH_VALUES = ("false", "true")
 EMPTY = ("", "[]", "{}", "null")
 """Texts of a field without a value."""
+GIVE_TEXT = "give it text, or remove the record"
 FORMAT = "'espalier tasks' shows what a record of the task has"
 
 
@@ -32,7 +33,8 @@ class Fields:
         self._columns_of = columns_of
 
     def __contains__(self, name: str) -> bool:
-        return self._own_name(name) in self._record
+        # A field that the settings give another meaning does not count under its own name, too.
+        return self._own_name(name) in self._record and not self._reader_of(name)
 
     def is_mapped(self, name: str) -> bool:
         """Return whether the field has another name, which the settings tell."""
@@ -172,14 +174,28 @@ class Fields:
         """Return the record's name of a field."""
         return (self._columns_of or {}).get(name, name)
 
+    def _reader_of(self, name: str) -> str:
+        """Return the task's field that reads the record's field ``name``; empty if itself."""
+        if self.is_mapped(name):
+            return ""
+        named = (self._columns_of or {}).items()
+        return next((needed for needed, there in named if there == name), "")
+
     def _found(self, name: str) -> Any:
-        return self._record.get(self._own_name(name))
+        return self._record.get(self._own_name(name)) if name in self else None
 
     def _value(self, name: str) -> Any:
+        if reader := self._reader_of(name):
+            raise self.refused(
+                name,
+                f"is read as the task's field '{reader}'",
+                f"name another one for '{name}' or '{reader}' in data.columns (at a site:"
+                " data-columns)",
+            )
         if name not in self:
             remedy = (
-                "check that the file belongs to this task, name the field in data.columns (at a"
-                " site: data-columns), or add it"
+                "check that the file belongs to this task and the case of the letters, name the"
+                " field in data.columns (at a site: data-columns), or add it"
             )
             raise InputError(
                 f"{self._where} has no field '{name}', {fields_there(self._record)};"
@@ -202,11 +218,10 @@ class Fields:
 
     def _checked(self, value: Any, name: str, may_be_blank: bool = False) -> str:
         if not isinstance(value, str):
-            raise self.refused(
-                name, f"is not a string but {kind_of(value)}", "write it as a string"
-            )
+            remedy = "write it as a string" if value is not None else GIVE_TEXT
+            raise self.refused(name, f"is not a string but {kind_of(value)}", remedy)
         if not value.strip() and not may_be_blank:
-            raise self.refused(name, "is blank", "give it text, or remove the record")
+            raise self.refused(name, "is blank", GIVE_TEXT)
         if not is_unicode(value):
             raise self.refused(
                 name, "contains half of a surrogate pair", "write the file again as UTF-8"

@@ -100,6 +100,18 @@ def require_fields_of(task: Task, columns_of: Mapping[str, str]) -> None:
         )
 
 
+def require_fields_differ(task: Task, columns_of: Mapping[str, str]) -> None:
+    """Refuse one field of the records for two of a task, such as a question and its answer."""
+    reader: dict[str, str] = {}
+    for needed, there in columns_of.items():
+        # The columns of a site may also have names for other tasks.
+        if needed in task.fields and (first := reader.setdefault(there, needed)) != needed:
+            raise InputError(
+                f"data.columns or the node's data-columns: '{first}' and '{needed}' both name the"
+                f" field '{there}'; name another one for one of them"
+            )
+
+
 def unit_of(item: Item, group: str = "", label: str | None = None) -> Unit[Item]:
     """Return an item with the hashes that decide its client and its side of the split.
 

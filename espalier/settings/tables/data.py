@@ -21,12 +21,17 @@ ANSWERS = {COMPLETION: "answer", CLASSIFICATION: "label"}
 OWN_TASKS = tuple(ANSWERS)
 
 
+ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
+"""Characters of a template by what follows their backslash; other backslashes are themselves."""
+_ESCAPED = re.compile(r"\\([nt\\])")
+
+
 def prompt_text(template: str) -> str:
-    r"""Return a template with line breaks and tabs in place of ``\n`` and ``\t``.
+    r"""Return a template with line breaks, tabs and backslashes for ``\n``, ``\t`` and ``\\``.
 
     A shell passes these on as two characters.
     """
-    return template.replace("\\n", "\n").replace("\\t", "\t")
+    return _ESCAPED.sub(lambda found: ESCAPES[found[1]], template)
 
 
 def prompt_fields(template: str) -> list[str]:
@@ -40,7 +45,10 @@ def prompt_fields(template: str) -> list[str]:
         raise ValueError(f"{error}; write {{{{ and }}}} for braces") from None
     for _, name, form, conversion in parts:
         if name is not None and (form or conversion or not name or set(name) & set(".[]")):
-            raise ValueError("braces may hold the name of a field only, such as {question}")
+            raise ValueError(
+                "braces may hold the name of a field only, such as {question}; give a field whose"
+                " name has a dot or brackets another one in data.columns, such as question=a.b"
+            )
     names = list(dict.fromkeys(name for _, name, _, _ in parts if name))
     if not names:
         raise ValueError("names no field of a record; write one in braces, such as {question}")

@@ -30,6 +30,18 @@ def written_arrow(path: Path, columns: list[Any], names: list[str]) -> None:
         writer.write_table(table)
 
 
+def with_wrong_offset(path: Path) -> None:
+    """Write a table of which a text seems to end far behind the file.
+
+    Read as it is, it would end the process.
+    """
+    offsets = pyarrow.array([0, 1, (1 << 31) - 1, 3], pyarrow.int32()).buffers()[1]
+    text = pyarrow.Array.from_buffers(
+        pyarrow.string(), 3, [None, offsets, pyarrow.py_buffer(b"abc")]
+    )
+    written_arrow(path, [text], ["text"])
+
+
 WRONG: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "latin-1": (
         "a.csv",
@@ -46,7 +58,26 @@ WRONG: dict[str, tuple[str, Callable[[Path], Any], str]] = {
         lambda path: path.write_text(f"text,b\na,b\n{SECRET},b,c\n"),
         "row 2 has 3 fields, the header has 2",
     ),
-    "an open quote": ("a.csv", lambda path: path.write_text(f'text\n"{SECRET}\n'), "is not CSV"),
+    "an open quote": (
+        "a.csv",
+        lambda path: path.write_text(f'text\na\n"{SECRET}\nb\nc\n'),
+        "line 3 is not CSV: a field does not end within the file",
+    ),
+    "carriage returns": (
+        "a.csv",
+        lambda path: path.write_bytes(f"text\r{SECRET}\rb\r".encode()),
+        "a line ends with a carriage return alone; end lines with",
+    ),
+    "a key twice": (
+        "a.jsonl",
+        lambda path: path.write_text(f'{{"text": "a"}}\n{{"text": "b", "text": "{SECRET}"}}\n'),
+        "line 2: an object has the same key twice; rename",
+    ),
+    "a key of an element twice": (
+        "a.json",
+        lambda path: path.write_text(f'[{{"text": "b", "text": "{SECRET}"}}]'),
+        "an object has the same key twice; rename",
+    ),
     "two names": (
         "a.csv",
         lambda path: path.write_text("text,text\na,b\n"),
@@ -64,7 +95,22 @@ WRONG: dict[str, tuple[str, Callable[[Path], Any], str]] = {
             [pyarrow.array([f"{SECRET} é".encode("latin-1")]).view(pyarrow.string())],
             ["text"],
         ),
-        r"rows 1 to 1, field 'text': cannot be read \(UnicodeDecodeError",
+        r"rows 1 to 1, field 'text': cannot be read \(ArrowInvalid: Invalid UTF8",
+    ),
+    "wrong offsets in arrow": (
+        "a.arrow",
+        lambda path: with_wrong_offset(path),
+        r"field 'text': cannot be read \(ArrowInvalid: Offset invariant failure",
+    ),
+    "parquet in arrow": (
+        "a.arrow",
+        lambda path: write_parquet(path, RECORDS),
+        "the file is a Parquet file; its name must end with .parquet",
+    ),
+    "the first feather": (
+        "a.feather",
+        lambda path: path.write_bytes(b"FEA1" + bytes(60)),
+        "the file has the format Feather, version 1",
     ),
     "a pointer": (
         "a.parquet",

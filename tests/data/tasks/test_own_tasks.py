@@ -15,6 +15,7 @@ from espalier.hf.opening.opened_model import OpenedModel
 from espalier.settings.node import parse_node
 from espalier.settings.run import RunSettings, parse
 from espalier.training.sequences import client_sequences
+from tests.data.files.written_files import SECRET, node
 from tests.tiny_model import save_tiny_llama
 
 FILES = {"method": "fedpetuning", "data.path": "unused.jsonl"}
@@ -129,6 +130,41 @@ def test_labels_of_truth_values_are_told() -> None:
 def test_null_in_a_prompt_is_refused() -> None:
     with pytest.raises(EspalierError, match="field 'question' is null; give it text"):
         item(settings(prompt="{question}"), question=None, answer="elm")
+
+
+def test_a_prompt_without_any_text_is_refused() -> None:
+    """CSV writes null as an empty field."""
+    chosen = settings(prompt="{question} {context}")
+    assert item(chosen, question="why?", context="", answer="oak").prompt == "why? "
+    with pytest.raises(EspalierError, match=r"has no text in the fields that data\.prompt names"):
+        item(chosen, question="", context=" ", answer="oak")
+
+
+def test_a_field_that_the_prompt_misspells_is_told() -> None:
+    told = r"has no field 'Question', which data\.prompt names, it has the fields question"
+    with pytest.raises(EspalierError, match=told):
+        item(settings(prompt="{Question}"), question="why?", answer="oak")
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ("ref=answer", "field 'answer' is read as the task's field 'ref'; name another one"),
+        ("ref=note,answer=note", "'ref' and 'answer' both name the field 'note'; name another one"),
+    ],
+)
+def test_the_answer_is_not_put_into_the_prompt(columns: str, told: str, tmp_path: Path) -> None:
+    """Whatever name the settings give it."""
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"question": "why?", "answer": SECRET, "note": SECRET}))
+    chosen = settings(prompt="{question} {ref}", path=str(path), columns=columns)
+    owner = {"data-path": str(path), "data-task": "completion", "data-columns": columns}
+    site = {"site": "a", "state-dir": str(tmp_path)} | owner
+    site["data-columns"] += ",question=question"
+    for client in (node(tmp_path), parse_node(site)):
+        with pytest.raises(EspalierError, match=told) as refused:
+            client_items(chosen, client, 0)
+        assert SECRET not in str(refused.value)
 
 
 def test_a_site_names_the_fields_that_a_prompt_may_read(tmp_path: Path) -> None:

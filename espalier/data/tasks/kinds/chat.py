@@ -105,6 +105,10 @@ def _messages(record: Fields, name: str) -> list[tuple[str, str]]:
 def _message(message: Fields) -> tuple[str, str]:
     # A table gives messages of both forms all fields, of which those of the other form are null.
     of_sharegpt = message.has_value("from") or ("from" in message and "role" not in message)
+    if of_sharegpt and message.has_value("role"):
+        raise message.refused(
+            "role", "is given beside 'from'", "leave one of them out, with its text"
+        )
     role_field, content_field = ("from", "value") if of_sharegpt else ("role", "content")
     role = message.text(role_field)
     role = SHAREGPT_ROLES.get(role, role)

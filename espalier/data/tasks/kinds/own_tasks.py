@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from string import Formatter
 
-from espalier.data.tasks.fields import Fields
+from espalier.data.tasks.fields import GIVE_TEXT, Fields
 from espalier.data.tasks.item import Item
 from espalier.data.tasks.task import Hub, Task
 from espalier.settings.tables.data import CLASSIFICATION, COMPLETION, prompt_fields, prompt_text
@@ -55,15 +55,25 @@ def _prompt(template: str, record: Fields) -> tuple[str, int]:
     """Return a record's prompt, and how many of its characters are from the record."""
     parts = []
     characters = 0
+    is_blank = True
     for text, name, _, _ in Formatter().parse(prompt_text(template)):
         parts.append(text)
         if name is None:
             continue
+        if name not in record:
+            raise record.refused_whole(
+                f"has no field '{name}', which data.prompt names",
+                "correct data.prompt and the case of its letters, or name the field in data.columns"
+                " (at a site: data-columns)",
+            )
         if record.is_null(name):
-            raise record.refused(name, "is null", "give it text, or remove the record")
+            raise record.refused(name, "is null", GIVE_TEXT)
         value = record.text(name, may_be_blank=True)
         parts.append(value)
         characters += len(value)
+        is_blank = is_blank and not value.strip()
+    if is_blank:
+        raise record.refused_whole("has no text in the fields that data.prompt names", GIVE_TEXT)
     return "".join(parts), characters
 
 
