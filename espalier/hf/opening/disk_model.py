@@ -103,8 +103,19 @@ def _on_disk(
         if parameter.is_floating_point():
             # Weights on disk are meta tensors here, of which only the dtype changes.
             parameter.data = parameter.data.to(dtype)
+    _take_computed_buffers(hf_model, skeleton)
     read_when_used(hf_model, weights, device, kept)
     return hf_model.eval(), loading
+
+
+def _take_computed_buffers(hf_model: nn.Module, skeleton: nn.Module) -> None:
+    """Replace the buffers that are in no file by those of a model without a stored dtype.
+
+    Loading rounds them to the dtype of the files, such as Gemma's scale of the embeddings.
+    """
+    for path, module in skeleton.named_modules():
+        for name in module._non_persistent_buffers_set:
+            setattr(hf_model.get_submodule(path), name, getattr(module, name))
 
 
 def _with_tensors(hf_model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -40,7 +40,14 @@ from tests.hf.opening.changed_models import (
     change_tensors,
 )
 from tests.hf.tiny_encoders import save_encoder
-from tests.hf.tiny_models import llama_config, save_model
+from tests.hf.tiny_models import (
+    OWN_KEYS,
+    llama_config,
+    save_model,
+    tiny_config,
+    token_sequences,
+    whole_model,
+)
 from tests.tiny_model import save_tokenizer
 
 SIZES: dict[str, Any] = {
@@ -284,3 +291,20 @@ def test_an_encoder_is_compared_too(tmp_path: Path, model_type: str) -> None:
         EspalierError, match=r"hidden states differ from those of plain transformers"
     ):
         require_same_encoder(model, CPU, 3)
+
+
+@pytest.mark.parametrize("kind", OWN_KEYS)
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
+def test_files_may_have_another_dtype_than_the_computation(
+    kind: str, stored: torch.dtype, tmp_path: Path
+) -> None:
+    """Numbers that are in no file, such as Gemma's scale, have the dtype of the computation."""
+    base = save_model(tmp_path / "base", tiny_config(kind), stored)
+    model = OpenedModel(base)
+    samples = token_sequences(4, 9)
+    require_same_logits(model, CPU, samples)
+    plain, _ = load_plain(model, torch.float32, torch.device("cpu"))
+    with torch.no_grad():
+        found = plain(input_ids=samples, use_cache=False).logits
+        expected = whole_model(base)(input_ids=samples, use_cache=False).logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
