@@ -10,7 +10,6 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid
 
-from espalier.environment.hub_models import download_model, is_on_hub
 from espalier.errors import FLOWER_REPORTS_IT_TOO, RUN_DIRECTORY, EspalierError, InputError
 from espalier.flower.pulls import ask_again_soon
 from espalier.flower.shared_nodes import is_simulation, with_enough_nodes
@@ -45,6 +44,7 @@ from server_app.run_directory import model_before, open_run_directory
 from server_app.tracking.run_tracking import RunTracking
 from strategies.base.federation import Federation
 from strategies.base.method import Method
+from strategies.base.model_of_hub import with_downloaded_model
 from strategies.base.progress import Clock
 from strategies.base.rounds import RunFailed
 from strategies.base.run import Run
@@ -83,8 +83,7 @@ def run_method(
     require_reachable_epsilon(settings)
     grid = with_enough_nodes(grid, settings.num_clients)
     keys = public_keys(settings.site_keys) if settings.site_keys else None
-    if is_on_hub(name := model_before(settings)):
-        settings = settings.model_copy(update={"model": download_model(name)})
+    settings = with_downloaded_model(settings.model_copy(update={"model": model_before(settings)}))
     computing = set_up(settings, Path(settings.out_dir))
     with progress_listener(Throttle(lambda line: print(f"opening      {line}", flush=True))):
         model = open_model(settings.model)

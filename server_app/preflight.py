@@ -16,7 +16,8 @@ from espalier.data.files.hub import CANNOT_BE_LOADED
 from espalier.errors import EspalierError, InputError, tell
 from espalier.hf.machine.computing import set_up
 from espalier.hf.opening.base_check import require_within_limits
-from espalier.hf.opening.opened_model import OpenedModel, open_model
+from espalier.hf.opening.config_only_model import opened
+from espalier.hf.opening.opened_model import OpenedModel
 from espalier.privacy.guarantee import require_reachable_epsilon
 from espalier.progress import Throttle, progress_listener, progress_prefix
 from espalier.settings.node import simulated_node
@@ -43,7 +44,11 @@ def open_all(config: Mapping[str, Any], tell: Callable[[str], None]) -> None:
     require_reachable_epsilon(settings)
     require_whole_groups(settings.data, settings.num_clients)
     set_up(settings, Path(settings.out_dir))
-    model = open_model(settings.model)
+    with opened(settings.model) as model:
+        _open_with(settings, model, tell)
+
+
+def _open_with(settings: RunSettings, model: OpenedModel, tell: Callable[[str], None]) -> None:
     require_within_limits(settings, model)
     # Also checks a resumed run's settings and checkpoint.
     require_run_directory(settings, model)

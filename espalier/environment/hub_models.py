@@ -126,6 +126,16 @@ def download_model(name: str, *, weights: bool = True) -> str:
     return pinned
 
 
+def has_some_weights(name: str) -> bool:
+    """Return whether the hub's cache has a weight file of a model.
+
+    Parameters
+    ----------
+    name : ``owner/name@revision`` of a model whose configuration is there
+    """
+    return any(cached_model(name).glob("*.safetensors"))
+
+
 def _download(name: str, files: Sequence[str]) -> Path:
     """Download files of a repository, given by name or pattern, and return their directory."""
     from huggingface_hub import constants, snapshot_download

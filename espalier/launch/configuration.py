@@ -111,8 +111,7 @@ def resolve(
     name : preset, by name or path; None for none
     given : settings by dotted key
     on_this_machine : whether the run is simulated on this machine
-    works : whether the run is to be done here, so that its libraries must be installed, and the
-        weights of a model of the hub downloaded; an estimate needs neither
+    works : whether the run is to be done here, so that its libraries must be installed
 
     Returns
     -------
@@ -123,8 +122,8 @@ def resolve(
     ------
     InputError
         Settings are wrong or not read in such a run; all errors are reported together. On this
-        machine also: a library is missing, the name of a file looks like a name on the hub, or a
-        model of the hub cannot be downloaded.
+        machine also: a library is missing, the name of a file looks like a name on the hub, or the
+        configuration of a model of the hub cannot be downloaded.
     """
     defaults = flatten(default_config(app))
     preset = flatten(read_preset(app, name)) if name is not None else {}
@@ -151,8 +150,9 @@ def resolve(
         require_model(settings.model)
     require_data(settings.data.origin, settings.data.path)
     if is_on_hub(settings.model):
-        # With its commit, the name means the same model in all processes of the run.
-        flat["model"] = download_model(settings.model, weights=works)
+        # With its commit, the name means the same model in all processes of the run. Its weights
+        # are downloaded when everything else has been checked.
+        flat["model"] = download_model(settings.model, weights=False)
     flat = _with_absolute_paths(flat)
     return flat, parse(flat, simulation=True)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import tomli_w
 
+from espalier.environment.hub_models import download_model, has_some_weights, is_on_hub
 from espalier.errors import (
     FLOWER_REPORTS_IT_TOO,
     RUN_DIRECTORY,
@@ -180,8 +181,21 @@ def _to_the_end(watched: WatchedRun, work: Callable[[], None]) -> None:
 
 
 def _require_inputs(watched: WatchedRun, app: Path, config: dict[str, Any]) -> None:
-    """Open model and data in a process of the app; raise InputError if they cannot be used."""
+    """Open model and data in a process of the app, and download the weights of a model of the hub.
+
+    Raises InputError if they cannot be used; without a copy of the weights, before the download.
+    """
     watched.say("opening the model and the clients' data\n")
+    name = str(config["model"])
+    if is_on_hub(name):
+        if not has_some_weights(name):
+            _check_inputs(watched, app, config)
+            watched.say(f"downloading the weights of {name}\n")
+        download_model(name)
+    _check_inputs(watched, app, config)
+
+
+def _check_inputs(watched: WatchedRun, app: Path, config: dict[str, Any]) -> None:
     lines = _LinesOfCheck(watched.say is not be_silent)
     code = run_in_app(app, BEFORE_START, config, lines.take)
     if code < 0:

@@ -5,13 +5,13 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid
 
-from espalier.environment.hub_models import download_model, is_on_hub
 from espalier.flower.shared_nodes import is_simulation, with_enough_nodes
 from espalier.hf.machine.computing import set_up
 from espalier.hf.opening.base_check import require_within_limits
 from espalier.hf.opening.opened_model import open_model
 from espalier.settings.run import parse
 from strategies.base.method import require_fit
+from strategies.base.model_of_hub import with_downloaded_model
 from strategies.base.run import Run
 from strategies.base.run_folder import RunFolder
 
@@ -41,8 +41,8 @@ def new_run(grid: Grid, context: Context) -> Run:
     # ``parse`` needs to know which keys apply.
     simulation = is_simulation(grid)
     settings = parse(context.run_config, simulation=simulation).with_quorum(simulation=simulation)
-    name = settings.model
-    model = open_model(download_model(name) if is_on_hub(name) else name)
+    settings = with_downloaded_model(settings)
+    model = open_model(settings.model)
     computing = set_up(settings, Path(settings.out_dir))
     # Everything is checked before the directory is made and clients are asked.
     require_within_limits(settings, model)

@@ -11,14 +11,37 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from espalier.environment.hub_models import cached_model, is_on_hub
 from espalier.errors import InputError
 from espalier.hf.families import family_of, has_own_code
 from espalier.hf.files.checkpoint import INDEX, SINGLE, STORED_DTYPES, shard_header
 from espalier.hf.opening.config_file import CONFIG, explained, read_config
 from espalier.hf.opening.model_files import copy_other_files
-from espalier.hf.opening.opened_model import ANY_LABELS, skeleton_of
+from espalier.hf.opening.opened_model import ANY_LABELS, OpenedModel, open_model, skeleton_of
 from espalier.hf.structured.configuration import STRUCTURE_FILE
 from espalier.messages.tensor_blobs import TensorSpec
+
+
+@contextmanager
+def opened(name: str) -> Iterator[OpenedModel]:
+    """Open a model by name; one of the hub may have no weights in the cache yet.
+
+    Errors, also those of the block that uses the model, name a model of the hub in place of a
+    directory of the cache. Parameters and errors are those of ``open_model``.
+    """
+    if not is_on_hub(name):
+        yield open_model(name)
+        return
+    cached = cached_model(name)
+    directory = cached
+    try:
+        with described(cached) as directory:
+            yield open_model(str(directory))
+    except InputError as error:
+        named = str(error)
+        for place in (directory, cached):
+            named = named.replace(str(place), name)
+        raise InputError(named) from None
 
 
 @contextmanager

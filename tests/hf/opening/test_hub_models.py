@@ -1,8 +1,13 @@
 """Models of the Hugging Face hub by name, downloaded from a hub on this machine."""
 
+import json
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import close_session
@@ -12,9 +17,13 @@ from espalier.environment.hub_models import cached_model, download_model
 from espalier.errors import EspalierError
 from espalier.hf.opening.opened_model import OpenedModel, open_model
 from espalier.launch.configuration import configuration
+from espalier.launch.run import WatchedRun, _require_inputs
+from espalier.settings.run import parse
+from server_app import preflight
 from server_app.estimate.command import main as plan
+from strategies.base.model_of_hub import with_downloaded_model
 from tests.hf.hub_server import COMMIT, TOKEN, Hub, serving
-from tests.tiny_model import save_tiny_llama
+from tests.tiny_model import WORDS, save_tiny_llama
 
 APP = Path(__file__).parents[3]
 PINNED = f"ward/tiny@{COMMIT}"
@@ -79,7 +88,7 @@ def test_a_command_pins_the_commit(hub: Hub) -> None:
     config, settings = configuration(APP, ["model=ward/tiny"], on_this_machine=True)
     assert config["model"] == settings.model == PINNED
     hub.commit = "d" * 40
-    assert open_model(PINNED).directory.name == COMMIT
+    assert cached_model(PINNED).name == COMMIT
     assert download_model("ward/tiny") == f"ward/tiny@{hub.commit}"
     # A SuperLink is elsewhere, and its server downloads the model itself.
     config, _ = configuration(APP, ["model=ward/tiny"], on_this_machine=False)
@@ -91,6 +100,78 @@ def test_a_plan_downloads_no_weights(hub: Hub, capsys: pytest.CaptureFixture[str
     config, _ = configuration(APP, words, on_this_machine=True, works=False)
     assert plan({"run": config}) == 0, capsys.readouterr().err
     assert "config.json" in hub.sent
+    assert not [name for name in hub.sent if name.endswith(".safetensors")]
+
+
+def checked_here(
+    app: Path, module: str, document: dict[str, Any], take: Callable[[str], None]
+) -> int:
+    """Check the inputs of a run in this process, which knows the hub of the test."""
+    assert module == preflight.__name__
+    with redirect_stderr(StringIO()) as said:
+        code = preflight.main(document)
+    for line in said.getvalue().splitlines(keepends=True):
+        take(line)
+    return code
+
+
+def run_here(words: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Start a run as ``espalier run`` does, until the simulation would begin; return its lines."""
+    monkeypatch.setattr("espalier.launch.run.run_in_app", checked_here)
+    given = SHORT | words
+    config, _ = configuration(
+        APP, [f"{key}={value}" for key, value in given.items()], on_this_machine=True
+    )
+    lines: list[str] = []
+    _require_inputs(WatchedRun("", str, lines.append), APP, config)
+    return lines
+
+
+SHORT = {
+    "model": "ward/tiny", "num-clients": 2, "data.num-samples": 1, "data.sequence-length": 16,
+    "evaluation.sequence-length": 16,
+}  # fmt: skip
+
+
+def test_weights_are_downloaded_after_all_checks(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.txt").write_text("\n\n".join(f"{word} " * 40 for word in WORDS))
+    lines = run_here({"data.path": "own.txt"}, monkeypatch)
+    assert "model.safetensors" in hub.sent
+    assert lines.index(f"downloading the weights of {PINNED}\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "told"),
+    [
+        ({}, {"data.path": "none.txt"}, "none.txt: no such file"),
+        ({"model_type": "falcon"}, {}, f"{PINNED}/config.json: model_type = 'falcon' is not"),
+        ({"num_experts": 4}, {}, f"{PINNED}/config.json: num_experts = 4; mixture-of"),
+        ({}, {"data.sequence-length": 999}, "data.sequence-length = 999: the model has"),
+    ],
+)
+def test_no_weights_are_downloaded_for_a_run_that_cannot_be(
+    hub: Hub,
+    change: dict[str, Any],
+    words: dict[str, Any],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = hub.folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(EspalierError, match=re.escape(told)):
+        run_here(words, monkeypatch)
+    assert "config.json" in hub.sent
+    assert not [name for name in hub.sent if name.endswith(".safetensors")]
+
+
+def test_a_server_checks_the_method_before_the_weights(hub: Hub) -> None:
+    path = hub.folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "falcon"}))
+    settings = parse({"method": "flap", "model": "ward/tiny"})
+    with pytest.raises(EspalierError, match="model_type = 'falcon' is not supported"):
+        with_downloaded_model(settings)
     assert not [name for name in hub.sent if name.endswith(".safetensors")]
 
 
