@@ -15,7 +15,7 @@ from espalier.data.client_files import require_whole_groups
 from espalier.data.files.hub import CANNOT_BE_LOADED
 from espalier.errors import EspalierError, InputError, tell
 from espalier.hf.machine.computing import set_up
-from espalier.hf.opening.base_check import require_within_limits
+from espalier.hf.opening.base_check import require_same_heads, require_within_limits
 from espalier.hf.opening.config_only_model import opened
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.privacy.guarantee import require_reachable_epsilon
@@ -50,6 +50,7 @@ def open_all(config: Mapping[str, Any], tell: Callable[[str], None]) -> None:
 
 def _open_with(settings: RunSettings, model: OpenedModel, tell: Callable[[str], None]) -> None:
     require_within_limits(settings, model)
+    require_same_heads(model)
     # Also checks a resumed run's settings and checkpoint.
     require_run_directory(settings, model)
     private_folder(simulated_node().state_root())

@@ -65,7 +65,8 @@ class TopSettings(Table):
         "sdpa",
         description=(
             "Implementation of attention in transformers. `flash_attention_2` needs a CUDA device,"
-            " the package flash-attn, and `bfloat16` or `float16`."
+            " the package flash-attn, and `bfloat16` or `float16`. Gemma 2 computes as with"
+            " `eager` where this is `sdpa`, which transformers does not have for it."
         ),
     )
     activations: Literal["memory", "disk"] = Field(

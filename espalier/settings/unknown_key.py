@@ -58,6 +58,13 @@ MOST_LISTED = 40
 """Number of known keys up to which an error lists all of them."""
 
 
+def _site_keys() -> Iterable[str]:
+    # Imported late, because settings of sites report unknown keys with this module.
+    from espalier.settings.node import NodeSettings
+
+    return (field.alias or name for name, field in NodeSettings.model_fields.items())
+
+
 def unknown_key(key: str, known: Sequence[str]) -> str:
     """Return the error line for an unknown key, with a suggestion.
 
@@ -80,6 +87,8 @@ def unknown_key(key: str, known: Sequence[str]) -> str:
         or _within(name, names)
         or _similar(written, known, 0.6)
     )
+    if written in _site_keys() and written not in suggestions:
+        return f"{key}: unknown key of a run; it is one of a site, which --node-config gives it"
     if suggestions:
         return f"{key}: unknown key; did you mean '{suggestions[0]}'?"
     return f"{key}: unknown key; known are {_listed(same_table or list(dict.fromkeys(known)))}"

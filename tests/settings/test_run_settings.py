@@ -122,6 +122,11 @@ def test_bare_key_suggests_method_s_table(method: str) -> None:
     assert line == "sparsity: unknown key; did you mean 'pruning.sparsity'?"
 
 
+def test_a_key_of_a_site_is_told() -> None:
+    with pytest.raises(EspalierError, match="device-map: unknown key of a run; it is one of a"):
+        parse({"device-map": "auto"})
+
+
 def test_unrelated_key_lists_the_keys_without_a_table_and_the_tables() -> None:
     (line,) = mistake_lines({"zzzzzz": 1})
     assert line.startswith("zzzzzz: unknown key; known are method, model, seed, ")

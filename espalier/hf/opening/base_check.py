@@ -10,12 +10,13 @@ positions silently computes something that it was not trained for.
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from espalier.errors import InputError
+from espalier.errors import EspalierError, InputError, first_line
 from espalier.hf.export.adapter import a_few_tokens
 from espalier.hf.export.model import relative_difference, tolerance, whole_logits
 from espalier.hf.families import has_own_code
@@ -99,14 +100,15 @@ def require_same_logits(model: OpenedModel, computing: Computing, samples: Tenso
     in_memory = replace(computing, activations_folder=None)
     stream = BlockStream(model, in_memory)
     samples = samples[:, :TOKENS]
-    _require_same_heads(model)
+    require_same_heads(model)
     # Errors of transformers about the configuration get its name.
     with explained(str(model.directory)):
         plain, loading = load_plain(model, computing.dtype, computing.device)
     _require_same_tensors(model, loading)
-    logits = list(_finite_logits(stream, samples))
-    expected = whole_logits(plain, samples.to(computing.device))
-    difference = relative_difference(logits, expected)
+    with _computable(model):
+        logits = list(_finite_logits(stream, samples))
+        expected = whole_logits(plain, samples.to(computing.device))
+        difference = relative_difference(logits, expected)
     # bitsandbytes computes in its own dtype, so the tolerance is that of bfloat16.
     in_nf4 = model.stored is not model.checkpoint
     if not difference <= tolerance(torch.bfloat16 if in_nf4 else computing.dtype):
@@ -118,7 +120,23 @@ def require_same_logits(model: OpenedModel, computing: Computing, samples: Tenso
         )
 
 
-def _require_same_heads(model: OpenedModel) -> None:
+@contextmanager
+def _computable(model: OpenedModel) -> Iterator[None]:
+    """Let errors of a forward pass, such as those of unsuitable shapes, name the model."""
+    try:
+        yield
+    except (EspalierError, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, ValueError) as error:
+        raise InputError(
+            f"{model.directory}: transformers cannot compute with this model"
+            f" ({type(error).__name__}: {first_line(error)}); try it with"
+            f" {model.family.auto_class}, and name a model of another shape, or set another dtype"
+            " or device"
+        ) from None
+
+
+def require_same_heads(model: OpenedModel) -> None:
     """Raise InputError if numbers of blocks or heads differ from transformers' configuration."""
     # Blocks of a pruned model have no common number of heads.
     if has_own_code(model.config):

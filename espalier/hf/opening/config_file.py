@@ -9,6 +9,7 @@ from espalier.environment.bounded_json import read_json_object
 from espalier.errors import INTERRUPTS, EspalierError, InputError
 
 CONFIG = "config.json"
+OF_THE_HUB = ", or one of the hub as OWNER/NAME or OWNER/NAME@REVISION"
 LONGEST_REASON = 300
 """Maximum number of characters that are shown of a library's error message."""
 
@@ -18,6 +19,7 @@ def read_config(path: Path) -> dict[str, Any]:
     if not path.parent.exists():
         raise InputError(
             f"{path.parent}: there is no such directory; name that of a Hugging Face model"
+            f"{OF_THE_HUB if {'@', ':'} & set(str(path.parent)) else ''}"
         )
     if not path.exists():
         raise InputError(

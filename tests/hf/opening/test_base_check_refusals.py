@@ -19,7 +19,7 @@ from tests.hf.opening.changed_models import (
     change_config,
     change_tensors,
 )
-from tests.hf.tiny_models import llama_config, save_model
+from tests.hf.tiny_models import llama_config, save_model, tiny_config
 
 HALF = Computing(torch.device("cpu"), torch.float16, 1)
 
@@ -210,3 +210,11 @@ def test_float16_overflow_names_its_block(tmp_path: Path) -> None:
     ):
         require_same_logits(model, HALF, SAMPLES)
     require_same_logits(model, CPU, SAMPLES)
+
+
+def test_a_model_with_which_transformers_cannot_compute_is_named(tmp_path: Path) -> None:
+    """The kernel for groups of experts needs rows of multiples of 16 bytes."""
+    base = save_model(tmp_path / "base", tiny_config("mixtral", intermediate_size=33))
+    told = rf"^{base}: transformers cannot compute with this model \(RuntimeError: strides should"
+    with pytest.raises(EspalierError, match=told):
+        require_same_logits(OpenedModel(base), CPU, SAMPLES)
