@@ -148,6 +148,8 @@ ARMS: dict[str, Arm] = {
        for ratio in (20, 50)
        for name, settings in (("schedule", {}), ("schedule, all compete", COMPETING),
                               ("schedule, masks", COMPETING | {"selection": "kind"}))},
+    **{f"FedSpine, bandits, all compete, {ratio}%": _spine(ratio / 100, **COMPETING)
+       for ratio in (20, 50)},
     **{f"FedSpine, {weights}, {ratio}%": _weighted(ratio / 100, weights)
        for ratio in (0, 20)
        for weights in ("importance", "samples", "importance-samples")},
