@@ -65,8 +65,7 @@ def write_report(study: Study, rows: Rows, conditions: Any, path: Path) -> None:
         f"# {study.title}",
         "",
         (
-            f"Mean ± sample standard deviation over {len(seeds)} seeds; a figure of fewer seeds"
-            f" says so. Model `{conditions['model']['name']}`,"
+            f"{of_seeds(len(seeds))} Model `{conditions['model']['name']}`,"
             f" {conditions['model']['weights']:,} prunable weights; {conditions['samples']}"
             f" calibration samples of {conditions['sequence_length']} tokens per client."
             f" [Figures](./{path.name}.csv), [conditions](./{path.name}.json)."
@@ -91,6 +90,13 @@ def write_report(study: Study, rows: Rows, conditions: Any, path: Path) -> None:
             lines += _table(study, rows, texts[0], figure, study.heading(figure))
     path.with_suffix(".md").write_text("\n".join([*lines, picture(path, study.title), ""]))
     draw(_figure(study, rows, texts, len(seeds)), path, study.title)
+
+
+def of_seeds(number: int) -> str:
+    """Return what the figures of a study with this number of seeds are."""
+    if number == 1:
+        return "One seed."
+    return f"Mean ± sample standard deviation over {number} seeds; a figure of fewer seeds says so."
 
 
 def _differs(study: Study, rows: Rows, figure: str) -> bool:
@@ -127,6 +133,7 @@ def _grouped(study: Study, rows: Rows, text: str) -> tuple[Figures, list[str], l
 
 def _table(study: Study, rows: Rows, text: str, figure: str, title: str) -> list[str]:
     grouped, models, sparsities = _grouped(study, rows, text)
+    seeds = len({row["seed"] for row in rows.rows})
     lines = [
         f"## {title}",
         "",
@@ -134,7 +141,7 @@ def _table(study: Study, rows: Rows, text: str, figure: str, title: str) -> list
     ]
     for model in models:
         cells = [
-            _cell(grouped.get((model, sparsity), grouped.get((model, "0.0"), [])), figure)
+            _cell(grouped.get((model, sparsity), grouped.get((model, "0.0"), [])), figure, seeds)
             for sparsity in sparsities
         ]
         lines.append(f"| {model} | " + " | ".join(cells) + " |")
@@ -157,12 +164,13 @@ def _values(rows: Sequence[Row], figure: str) -> list[float]:
     return [float(row[figure]) for row in rows if row[figure]]
 
 
-def _cell(rows: Sequence[Row], figure: str) -> str:
+def _cell(rows: Sequence[Row], figure: str, seeds: int) -> str:
+    """Return the mean of a figure; that of fewer seeds than the study has says so."""
     values = _values(rows, figure)
     if not values:
         return ""
     digits = 3 if figure == "sparsity_reached" else 2 if fmean(values) < 1000 else 0
-    lacking = f" ({len(values)} of {len(rows)})" if len(values) < len(rows) else ""
+    lacking = f" ({len(values)} of {seeds})" if len(values) < seeds else ""
     return f"{mean_and_spread(values, digits)}{lacking}"
 
 
