@@ -22,8 +22,8 @@ class TopSettings(Table):
         description=(
             "`demo`, the directory of a model in safetensors format, or `owner/name[@revision]` of"
             " the Hugging Face hub, which is downloaded (a directory of that name wins): LLaMA,"
-            " Mistral, Qwen2, Qwen3, Gemma 2 or 3, Granite, OLMo 2, Phi-3 or 4, SmolLM3 or OPT, and for"
-            " tuning also Mixtral, Qwen3-MoE, BERT or RoBERTa."
+            " Mistral, Qwen2, Qwen3, Gemma 2 or 3, Granite, OLMo 2, Phi-3 or 4, SmolLM3 or OPT, and"
+            " for tuning also Mixtral, Qwen3-MoE, BERT or RoBERTa."
         ),
     )
     seed: int = Field(0, ge=0, description="Seed from which every random choice is derived.")
