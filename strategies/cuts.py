@@ -108,7 +108,7 @@ def require_cuttable(
     matrices that get a bias.
     """
     check_labels(model.family, None, str(model.directory / "config.json"))
-    model.require_groups()
+    model.require_groups(heads=False)
     require_writable(model, settings.of(StructuredSettings), biases, blocks)
 
 

@@ -63,6 +63,11 @@ class Groups:
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
     @cached_property
+    def removable(self) -> NDArray[np.bool_]:
+        """True for groups that may be removed, (groups,); heads of some families may not."""
+        return self.plan.heads_prunable | (self.pools % 2 == 1)
+
+    @cached_property
     def _starts(self) -> list[int]:
         return [0, *np.cumsum(self.counts).tolist()]
 
@@ -117,6 +122,8 @@ class Groups:
         pools = range(2 * self.blocks.start, 2 * self.blocks.stop)
         # A block has two pools, so adjacent pools compete.
         length = {"block": 2, "kind": 1}.get(selection, len(pools))
+        if selection == "kind" and not self.plan.heads_prunable:
+            return [pools[first : first + 1] for first in range(1, len(pools), 2)]
         return [pools[first : first + length] for first in range(0, len(pools), length)]
 
     def targets(self, ratio: float, selection: str) -> list[tuple[range, int]]:
@@ -148,12 +155,14 @@ class Groups:
     def must_stay(self, job: CutSettings) -> NDArray[np.int64]:
         """Return the minimum number of groups that stay in each pool, (pools,).
 
-        One attention group stays. Of the channels ``channel_multiple`` stay, or all if there are
-        fewer.
+        One attention group stays, or all if heads cannot be removed. Of the channels
+        ``channel_multiple`` stay, or all if there are fewer.
         """
         # Odd pools are those of channels.
         minimum = np.ones_like(self.counts)
         minimum[1::2] = job.channel_multiple
+        if not self.plan.heads_prunable:
+            minimum[::2] = self.counts[::2]
         return np.minimum(minimum, self.counts)
 
     def room(self, pools: range, job: CutSettings) -> int:
@@ -185,8 +194,9 @@ class Groups:
                 remedy = " or ".join(text for text, applies in remedies.items() if applies)
                 raise InputError(
                     f"pruning.ratio = {job.pruning_ratio:g}: {ratio:.1%} of what can be removed"
-                    f" would be removed, but {num_kept} of {total} parameters must stay, one group"
-                    f" and {channels} of each block;"
+                    f" would be removed, but {num_kept} of {total} parameters must stay,"
+                    f" {'one group' if self.plan.heads_prunable else 'attention'} and"
+                    f" {channels} of each block;"
                     f" {remedy or 'some blocks have no removable groups, whatever the ratio'}"
                 )
         return ratio

@@ -78,6 +78,8 @@ class ModelPlan:
     """Number of rows of a query, key or value matrix that belong to one attention head."""
     heads_per_group: int = 1
     """Number of query heads that share a key-value head; 1 in multi-head attention."""
+    heads_prunable: bool = True
+    """False if no heads can be removed; channels can."""
 
     @property
     def num_weights(self) -> int:

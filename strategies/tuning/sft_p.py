@@ -67,7 +67,7 @@ class SftP(Tuning):
                 f"method = '{method}': models of the family {family} have no residual dimensions"
                 " that can be removed; name one like LLaMA"
             )
-        model.require_groups()
+        model.require_groups(heads=True)
         # Structures cannot mix norms over all dimensions with norms over what is read.
         if (
             model.structure is not None

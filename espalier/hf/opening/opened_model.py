@@ -186,20 +186,26 @@ class OpenedModel:
             )
         return structure
 
-    def require_groups(self) -> None:
+    def require_groups(self, *, heads: bool) -> None:
         """Refuse a model from which no prunable groups can be removed.
 
         Raises
         ------
         InputError
-            The residual stream of the model was sliced, or a norm averages over all heads.
+            The residual stream of the model was sliced; or ``heads`` is true, and a norm averages
+            over all heads.
+
+        Parameters
+        ----------
+        heads : whether the method needs attention groups that can be removed
         """
         self._require_unsliced()
-        if not self.family.heads_prunable:
+        if heads and not self.family.heads_prunable:
             raise InputError(
                 f"{self.directory}: model_type = {self.config['model_type']!r}: heads cannot be"
                 " removed, because a norm averages over all heads of a block; name a model of"
-                " another family, or a method that prunes single weights or blocks"
+                " another family, or a method that prunes single weights, channels (flap,"
+                " llm-pruner) or blocks"
             )
 
     def _require_unsliced(self) -> None:
@@ -262,6 +268,7 @@ class OpenedModel:
             sum(math.prod(stored.shape) for stored in counted),
             features,
             *self._heads(blocks[0]),
+            self.family.heads_prunable,
         )
 
     def _heads(self, block: BlockPlan) -> tuple[int, int]:

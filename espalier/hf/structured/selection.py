@@ -70,17 +70,20 @@ def lowest(
         )
     costs = torch.from_numpy(groups.costs)
     pools = torch.from_numpy(groups.pools)
+    removable = torch.from_numpy(groups.removable)
     cut = groups.none
     # Groups compete within a block, a kind or the whole model.
     for competing, target in groups.targets(ratio, job.selection):
         span = groups.span(competing)
+        chosen = removable[span]
+        own = (scores[span][chosen], costs[span][chosen], pools[span][chosen])
         if job.selection == "search":
             # Pools alternate between the two kinds, so their parity is the kind.
-            removed = searched(scores[span], costs[span], pools[span], pools[span] % 2, target)
+            removed = searched(*own, own[2] % 2, target)
         else:
-            already_cut = None if gone is None else torch.from_numpy(gone[span])
-            removed = lowest_groups(scores[span], costs[span], pools[span], target, already_cut)
-        cut[span] = removed.numpy()
+            already_cut = None if gone is None else torch.from_numpy(gone[span])[chosen]
+            removed = lowest_groups(*own, target, already_cut)
+        cut[span][chosen.numpy()] = removed.numpy()
     for index in groups.blocks:
         channels = groups.at(index, "channels")
         # A copy, because ``importance`` is changed below.

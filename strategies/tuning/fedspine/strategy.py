@@ -157,7 +157,7 @@ class FedSpine(Tuning):
     ) -> None:
         """Refuse groups that cannot be pruned or measured, and bandits that cannot learn."""
         require_falls(settings)
-        model.require_groups()
+        model.require_groups(heads=True)
         super().require_fit(settings, model, capabilities)
         require_measured(settings, model.plan)
         require_whole_nf4_blocks(settings, model.plan)

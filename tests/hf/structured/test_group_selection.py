@@ -9,6 +9,7 @@ import torch
 from espalier.errors import EspalierError
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.structured.selection import lowest
+from espalier.methods.pruning.llm_pruner import LlmPrunerSettings
 from espalier.models.groups import Groups
 from espalier.settings.pruning import StructuredSettings
 from tests.hf.tiny_models import llama_config, save_model
@@ -128,3 +129,21 @@ def test_multiple_of_channels_keeps_the_best(saved: dict[str, Path], share: floa
         assert found[channels].sum() >= freely[channels].sum() or stay == 16
         attention = groups.at(index, "groups")
         assert (found[attention] == freely[attention]).all()
+
+
+@pytest.mark.parametrize("selection", ["global", "block", "kind", "search"])
+def test_heads_that_a_norm_averages_over_stay(saved: dict[str, Path], selection: str) -> None:
+    """Their scores are the lowest, and the ratio is reached by channels alone."""
+    model = OpenedModel(saved["olmo2"])
+    groups = Groups.of(model.plan)
+    scores = torch.rand(len(groups.costs), generator=torch.Generator().manual_seed(5)).double()
+    heads = groups.pools % 2 == 0
+    scores[torch.from_numpy(heads)] = 0
+    job = LlmPrunerSettings(pruning_ratio=0.3, selection=selection)
+    cut = lowest(groups, scores, job, groups.reachable(job))
+    assert not cut[heads].any()
+    of_what = ~heads if selection == "kind" else slice(None)
+    assert groups.costs[cut].sum() >= 0.3 * groups.costs[of_what].sum()
+    if selection in ("global", "search"):
+        # All channels cost the same, so the lowest ones are cut.
+        assert scores[cut].max() <= scores[torch.from_numpy(~cut & ~heads)].min()

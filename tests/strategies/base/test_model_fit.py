@@ -17,8 +17,6 @@ HEADS = "heads cannot be removed, because a norm averages over all heads of a bl
 ROTATED = "the residual stream can be rotated where only RMS norms read it, .*; name one of them"
 RESIDUAL = "have no residual dimensions that can be removed; name one like LLaMA"
 REFUSED = {
-    ("olmo2", "flap"): HEADS,
-    ("olmo2", "llm-pruner"): HEADS,
     ("olmo2", "fedspine"): HEADS,
     ("olmo2", "slicegpt"): ROTATED,
     ("olmo2", "sft-p"): RESIDUAL,
