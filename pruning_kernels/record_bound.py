@@ -4,6 +4,7 @@ Integers add up exactly, in any order. Numbers are cut towards zero, so the grid
 larger than the bound.
 """
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -33,7 +34,15 @@ def clipped(parts: Mapping[str, Tensor], bound: float) -> dict[str, Tensor]:
     Parameters
     ----------
     parts : (records, ...) each, by name
+    bound : positive, so large that ``WITHIN`` divided by it is finite
+
+    Raises
+    ------
+    ValueError
+        The bound is too small, or not a number.
     """
+    if not (bound > 0 and math.isfinite(WITHIN / bound)):
+        raise ValueError(f"a bound of {bound} is too small")
     return _scaled(parts, bound)
 
 
@@ -46,7 +55,7 @@ def _scaled(parts: Mapping[str, Tensor], bound: float | None) -> dict[str, Tenso
     divisor = norms if bound is None else norms.clamp(min=bound)
     # A vector of zeros has no direction and stays zero.
     factor = torch.where(divisor > 0, WITHIN / divisor, 0.0)
-    usable = torch.isfinite(norms)[:, None]
+    usable = (torch.isfinite(norms) & torch.isfinite(factor))[:, None]
     return {
         # Truncate, not round: rounding up could lift the norm above the bound, which privacy relies
         # on.

@@ -51,7 +51,7 @@ from espalier.messages.sums.secure_sum import (
 )
 from espalier.messages.sums.summands import Numbers, pack
 from espalier.messages.sums.summed_weights import WITHHELD
-from espalier.messages.tensor_blobs import pack_tensors
+from espalier.messages.tensor_blobs import pack_tensors, views
 from espalier.secure_sum.keys import (
     Session,
     new_seed,
@@ -65,6 +65,8 @@ from espalier.storage.client_state import PrivateState
 
 F = TypeVar("F", bound=Fields)
 
+FEW_NUMBERS = 8
+"""Size below which a tensor may be the same in other runs by chance."""
 CONFIRMATIONS = ("confirmed", "tags")
 """Fields of an ``unmask`` by which the client verifies that others have its list of the sum."""
 DOCUMENT = "secure-sum"
@@ -335,6 +337,20 @@ class PlainReply:
         convert: ToSummands = part(METHODS[site.settings.method].to_summands)
         self._convert = convert
 
+    def tensors_sha256(self) -> set[str]:
+        """Return the hash of each tensor; those of few numbers, or of equal ones, are left out.
+
+        Numbers of tokens, and sums of inputs that are always zero, are the same in many runs.
+        """
+        found = set()
+        for blob_hash in self._hashes.values():
+            for tensor in views(self._store.get(blob_hash)).values():
+                flat = tensor.reshape(-1)
+                if len(flat) >= FEW_NUMBERS and bool((flat != flat[0]).any()):
+                    what = f"{tensor.dtype.str} {tensor.shape} ".encode()
+                    found.add(sha256(what + flat.tobytes()))
+        return found
+
     def numbers(self, key: str) -> Mapping[str, Numbers]:
         """Return the summands of one blob, by tensor name."""
         return self._convert(
@@ -372,8 +388,7 @@ def _require_same_sites(
     site: Site, header: Header, party: Party, included: Collection[int]
 ) -> None:
     """Raise InputError if this client's tensors were summed before, with other sites."""
-    train = header.model_copy(update={"kind": "train", "part": 0})
-    hashes = stored_reply(site, train, "reply")["report"]["blob_sha256"]
+    hashes = PlainReply(site, header).tensors_sha256()
     order = party.order
     names = dict(zip(order.clients, order.sites, strict=True))
     keep = header.kind == "unmask"

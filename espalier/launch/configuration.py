@@ -89,7 +89,8 @@ def configuration(
     pairs = [read_pair(word, defaults) for word in words if "=" in word]
     given = dict(pairs)
     for key, value in pairs:
-        if value != given[key]:
+        # NaN differs from itself.
+        if value != given[key] and repr(value) != repr(given[key]):
             raise InputError(f"{key}: is given as {value} and as {given[key]}; leave one out")
     preset = presets[0] if presets else None
     return resolve(app, preset, given, on_this_machine=on_this_machine, works=works)

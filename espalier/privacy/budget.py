@@ -230,6 +230,9 @@ class Budget:
             return "it has no entry; remove it if this site has never answered a private run"
         if checked.origin != self._origin:
             return f"it is that of the site {(checked.origin or {}).get('site')}"
+        # A process may end between its first entry and the note of its hash.
+        if not noted and checked.entries > 1:
+            return f"{self._head.name} beside it is missing or empty"
         if noted and noted not in checked.seen:
             return f"entries at its end are missing: {self._head.name} has the hash of a later one"
         return ""

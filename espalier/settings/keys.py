@@ -283,6 +283,9 @@ def unread_by_hand(flat: Mapping[str, Any], method: str, by_hand: Collection[str
             lines.append(unknown_key(key, keys_in_order(method)))
         elif key in found:
             choice, remedy = found[key]
+            if choice == "federation.aggregation-rule" and values["federation.secure-sum"] is True:
+                # Secure sums have one rule, so the remedy would be refused.
+                choice, remedy = "federation.secure-sum", "federation.secure-sum = false"
             why = f"{choice} = {_quoted(values[choice])} does not read it"
             lines.append(f"{key} = {_quoted(flat[key])}: {why}; leave it out, or choose {remedy}")
     return lines

@@ -24,6 +24,7 @@ from espalier.hf.opening.opened_model import OpenedModel
 from espalier.privacy.guarantee import guarantee_of
 from espalier.privacy.guarantee import in_words as guarantee_in_words
 from espalier.results.base_chain import chain_of, in_words, model_name, printable
+from espalier.settings.keys import flatten, unread
 from espalier.settings.registry import METHODS, tables_of
 from espalier.settings.run import RunSettings
 from espalier.settings.tables.task import TEXT
@@ -185,9 +186,12 @@ def _data(settings: RunSettings) -> str:
     if tuned and settings.task.name != TEXT:
         amount = f"items of the task `{settings.task.name}`"
     else:
+        # Private sums are those of all records.
+        of_all = settings.privacy.on and not tuned
+        number = "samples" if tuned else count(data.num_samples, "sample")
         amount = (
-            f"{'samples' if tuned else count(data.num_samples, 'sample')} of {data.sequence_length}"
-            " tokens"
+            f"{'all records, each' if of_all else number} of"
+            f"{' at most' if of_all else ''} {data.sequence_length} tokens"
         )
     return (
         f'{amount} for each client, from {source} (`data.source = "{data.origin}"`), or from the'
@@ -200,7 +204,12 @@ def _settings(settings: RunSettings) -> dict[str, Any]:
     nested = settings.nested()
     chosen = {key: nested[key] for key in ("method", "seed", "num-clients", "threads", "dtype")}
     private = ("privacy",) if settings.privacy.on else ()
+    not_read = {*PATHS, *unread(flatten(nested))}
     # Tables that the method reads; others do not affect the result.
     for name in ("data", *private, *tables_of(settings.method)):
-        chosen[name] = {key: value for key, value in nested[name].items() if key not in PATHS}
+        chosen[name] = {
+            key: value
+            for key, value in nested[name].items()
+            if key not in PATHS and f"{name}.{key}" not in not_read
+        }
     return chosen

@@ -194,9 +194,11 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
 OBSERVER = (
     "For every input channel of the blocks' matrices: the sum of its squares over this client's"
     ' samples, and the number of tokens, or with `weighting = "equal"` the mean of the squares'
-    " without a number. Over few tokens the means come close to the squares of single tokens; the"
-    " site's `min-tokens` sets the minimum. A reader who knows some of the samples can recognise"
-    " them in the reply, whatever `min-tokens` says. Also how long the work took."
+    " without a number. The inputs of the first block's attention depend on one token each, so"
+    " somebody can compute from their sums how often each token occurs. Over few tokens the means"
+    " come close to the squares of single tokens; the site's `min-tokens` sets the minimum. A"
+    " reader who knows some of the samples can recognise them in the reply, whatever `min-tokens`"
+    " says. Also how long the work took."
 )
 
 PRIVATE_OBSERVER = (

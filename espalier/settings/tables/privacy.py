@@ -44,7 +44,7 @@ class PrivacySettings(Table):
     )
     clip_norm: float = Field(
         1.0,
-        gt=0,
+        ge=1e-6,
         le=1e6,
         description="Maximum L2 norm of the gradient of one record or group.",
     )
@@ -246,7 +246,8 @@ def unread_for_privacy(
     tuning : words for the methods with DP-SGD
     """
     on = flat["privacy.epsilon"]
-    keys = [key for key in flat if key.startswith("privacy.") and key != "privacy.epsilon"]
+    names = (field.alias or name for name, field in PrivacySettings.model_fields.items())
+    keys = [key for name in names if (key := f"privacy.{name}") in flat and name != "epsilon"]
     if not isinstance(on, (int, float)) or on <= 0:
         return dict.fromkeys(keys, ("privacy.epsilon", "privacy.epsilon above 0"))
     if mechanism != "sums":

@@ -104,21 +104,17 @@ class PrivateSteps:
             name: torch.zeros(value.shape, dtype=torch.int64, device=value.device)
             for name, value in self.parameters.items()
         }
-        for records in self._passes(chosen):
-            rows = [number for record in records for number in record]
-            # (sequences,): place of each sequence's record in this pass.
-            owner = torch.tensor([index for index, record in enumerate(records) for _ in record])
-            batch = self.sequences.batch(rows)
-            num_tokens = torch.zeros(len(records)).index_add_(0, owner, _counted(batch))
-            row_gradients = self._backward(batch)
-            parts = {}
-            for name, tensor_rows in row_gradients.items():
-                sums = tensor_rows.new_zeros(len(records), *tensor_rows.shape[1:])
-                sums.index_add_(0, owner.to(sums.device), tensor_rows)
-                # Divided by the counted tokens, so that a long record is not clipped more than a
-                # short one.
-                shape = (-1, *[1] * (sums.ndim - 1))
-                parts[name] = sums / num_tokens.clamp(min=1).to(sums.device).view(shape)
+        # A record passes alone. In a common pass its last bits would depend on the others, and with
+        # adapters that a server chose for it, far more than that; its bound would not cover this.
+        for record in chosen:
+            batch = self.sequences.batch(record)
+            # Divided by the counted tokens, so that a long record is not clipped more than a short
+            # one.
+            num_tokens = max(1.0, float(_counted(batch).sum()))
+            parts = {
+                name: rows.sum(dim=0, keepdim=True) / num_tokens
+                for name, rows in self._backward(batch).items()
+            }
             # The norm is over all tensors of a record together.
             for name, clipped_gradients in clipped(_on_one_device(parts), self.clip_norm).items():
                 total[name] += clipped_gradients.sum(dim=0).to(total[name].device)
@@ -130,22 +126,6 @@ class PrivateSteps:
             bits.chosen(self.records[record], self.max_sequences)
             for record in bits.sampled(len(self.records), self.sampling_rate)
         ]
-
-    def _passes(self, records: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
-        """Yield records that pass together: up to ``batch-size`` sequences, none divided.
-
-        In bfloat16 the gradient of a record changes by percents with those that pass together with
-        it, which its bound would not cover. So each passes alone.
-        """
-        max_sequences = 0 if self.settings.base == "bfloat16" else self.settings.batch_size
-        group: list[Sequence[int]] = []
-        for record in records:
-            if group and sum(map(len, group)) + len(record) > max_sequences:
-                yield group
-                group = []
-            group.append(record)
-        if group:
-            yield group
 
     def _backward(self, batch: Batch) -> Gradients:
         """Return the gradient of each sequence's summed loss, by name."""

@@ -66,6 +66,16 @@ def test_a_site_s_tensors_are_in_sums_of_the_same_sites_only(deployment: Bench) 
     assert [file.stat().st_mode & 0o77 for file in folder.glob("*.json")] == [0, 0]
 
 
+def test_one_tensor_of_a_sum_is_enough(deployment: Bench) -> None:
+    """Block by block the first round has the sums of the first block of a dense pass."""
+    pooled = {"method": "pooled-pruning"}
+    run(deployment, silent=False, **pooled)
+    with pytest.raises(RunFailed, match="with other sites; the difference"):
+        run(deployment, silent=True, **pooled, pruning__strategy="iterative")
+    # The same sites may be summed again.
+    run(deployment, silent=False, **pooled, pruning__strategy="iterative")
+
+
 def test_the_smaller_sum_first(deployment: Bench) -> None:
     run(deployment, silent=True)
     with pytest.raises(RunFailed, match="with other sites; the difference"):
@@ -77,11 +87,11 @@ def test_a_site_with_a_damaged_record_does_not_help(tmp_path: Path, content: byt
     node = SimpleNamespace(simulated=False, min_secure_sum=3, state_root=lambda: tmp_path)
     site: Any = SimpleNamespace(node=node, name="site-0")
     sites = ["site-0", "site-1", "site-2"]
-    require_same_sites(site, "masks", ["a" * 64], sites, keep=True)
-    require_same_sites(site, "masks", ["a" * 64], sites, keep=True)
+    for _ in range(2):
+        require_same_sites(site, "masks", {"a" * 64, "b" * 64}, sites, keep=True)
     (record,) = (tmp_path / "sums" / "site-0").glob("*.json")
     record.write_bytes(content)
     with pytest.raises(InputError, match=r"earlier sums is damaged.*another seed") as error:
-        require_same_sites(site, "masks", ["a" * 64], sites, keep=True)
+        require_same_sites(site, "masks", {"a" * 64}, sites, keep=True)
     assert str(record) in str(error.value)
     assert str(tmp_path) not in error.value.outward
