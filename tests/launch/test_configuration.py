@@ -33,6 +33,13 @@ def test_a_key_with_two_values_is_refused() -> None:
         configuration(APP, ["num-clients=3", "num-clients=4"], on_this_machine=False)
 
 
+def test_a_value_that_is_no_number_is_told_as_such() -> None:
+    with pytest.raises(EspalierError, match=r"privacy\.epsilon = nan"):
+        configuration(APP, ["fedpetuning", "privacy.epsilon=nan"], on_this_machine=False)
+    with pytest.raises(EspalierError, match="is given as nan and as 1; leave one out"):
+        configuration(APP, ["privacy.epsilon=nan", "privacy.epsilon=1"], on_this_machine=False)
+
+
 def test_words_win_over_the_preset_and_values_are_typed() -> None:
     given = [
         "num-clients=5",

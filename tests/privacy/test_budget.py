@@ -177,6 +177,21 @@ def test_a_log_with_an_entry_more_than_noted_is_whole(tmp_path: Path) -> None:
     assert spent(tmp_path) == TWO
 
 
+def test_a_log_of_several_entries_needs_its_note(tmp_path: Path) -> None:
+    """Otherwise entries at its end could be removed with the note."""
+    budget(tmp_path).draw("run-1", 1, GUARANTEE)
+    note = budget(tmp_path).path.with_suffix(".head")
+    note.unlink()
+    assert spent(tmp_path) == ONE
+    budget(tmp_path).draw("run-1", 2, GUARANTEE)
+    for content in (None, "", "\n"):
+        note.unlink(missing_ok=True)
+        if content is not None:
+            note.write_text(content)
+        with pytest.raises(EspalierError, match=r"head beside it is missing or empty"):
+            spent(tmp_path)
+
+
 def test_only_the_owner_reads_the_log(tmp_path: Path) -> None:
     budget(tmp_path).draw("run-1", 1, GUARANTEE)
     assert budget(tmp_path).path.stat().st_mode & 0o077 == 0

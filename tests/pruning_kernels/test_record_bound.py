@@ -18,6 +18,13 @@ def test_vectors_get_norm_one() -> None:
     )
 
 
+@pytest.mark.parametrize("bound", [0.0, -1.0, 1e-300, math.nan])
+def test_a_bound_that_leaves_no_number_is_refused(bound: float) -> None:
+    """Otherwise zeros would become the smallest integer, whose sums tell the number of records."""
+    with pytest.raises(ValueError, match="is too small"):
+        clipped({"a": torch.zeros(3, 4)}, bound)
+
+
 def test_clipping_looks_at_all_parts_together() -> None:
     """The first record has norm 13 over both parts, the second 0.5."""
     parts = {"a": torch.tensor([[3.0, 4.0], [0.3, 0.4]]), "b": torch.tensor([[[12.0]], [[0.0]]])}

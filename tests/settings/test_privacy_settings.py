@@ -1,5 +1,6 @@
 """Settings of private runs: what does not go together is refused beforehand, with the remedy."""
 
+from math import nan
 from typing import Any
 
 import pytest
@@ -91,10 +92,27 @@ def test_packing_is_refused() -> None:
         parse(of("fedpetuning") | task)
 
 
-@pytest.mark.parametrize(("key", "value"), [("delta", 0.0), ("delta", 0.5), ("epsilon", -1.0)])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("delta", 0.0),
+        ("delta", 0.5),
+        ("epsilon", -1.0),
+        ("epsilon", nan),
+        ("clip-norm", 1e-300),
+        ("sampling-rate", 1e-12),
+    ],
+)
 def test_values_out_of_range_are_refused(key: str, value: float) -> None:
     with pytest.raises(EspalierError, match=rf"privacy\.{key}"):
         parse(of("fedpetuning") | {f"privacy.{key}": value})
+
+
+def test_an_unknown_key_has_one_error() -> None:
+    with pytest.raises(EspalierError) as told:
+        parse({"method": "fedpetuning", "privacy.epsilom": 1.0}, by_hand=["privacy.epsilom"])
+    assert str(told.value).count("privacy.epsilom") == 1
+    assert "did you mean 'privacy.epsilon'?" in str(told.value)
 
 
 def test_keys_that_a_run_does_not_read_are_told() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from espalier.settings.table import Table
 from espalier.settings.tables.noise_share import NoiseShare
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 MAX_EPSILON = 64.0
 """Maximum epsilon of a run; a larger one bounds nothing that a person would call privacy."""
+MIN_RATE = 1e-6
+"""Minimum sampling rate, apart from 0."""
 DEFAULT_RATES = {"dp-sgd": 0.1, "sums": 1.0}
 """Sampling rate that 0 stands for, by mechanism."""
 NO_MECHANISM = "no mechanism of differential privacy is built for its replies"
@@ -88,6 +90,13 @@ class PrivacySettings(Table):
             " adds all noise that it needs, and relies on nobody."
         ),
     )
+
+    @field_validator("sampling_rate")
+    @classmethod
+    def _takes_records(cls, value: float) -> float:
+        if 0 < value < MIN_RATE:
+            raise ValueError(f"no record would take part; write 0, or at least {MIN_RATE:g}")
+        return value
 
     @property
     def on(self) -> bool:

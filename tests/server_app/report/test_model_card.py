@@ -33,6 +33,18 @@ def front_matter(card: str) -> dict[str, Any]:
     return found
 
 
+def test_a_card_of_private_sums_says_that_all_records_count(model: OpenedModel) -> None:
+    private = {"method": "pooled-pruning", "privacy.epsilon": 4.0}
+    private |= {"evaluation.local-baseline": False, "evaluation.centralized": "off"}
+    card = pruned_card(parse(private), model, 0.5)
+    assert row(card, "data").startswith("all records, each of at most 256 tokens for each client")
+    settings = card[card.index("```toml") :]
+    assert "num-samples" not in settings
+    assert "weighting" not in settings
+    assert "clip-norm" not in settings
+    assert "epsilon = 4.0" in settings
+
+
 def test_a_pruned_model_s_card(model: OpenedModel) -> None:
     card = pruned_card(
         parse({"method": "fedprllm", "pruning.sparsity": 0.6, "num-clients": 3, "seed": 5}),
