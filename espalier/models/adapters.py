@@ -265,8 +265,10 @@ def _adapters(
         if linear.name in targets:
             if lora.rank > min(linear.shape):
                 shape = f"{linear.shape[0]} x {linear.shape[1]}"
+                trained = (one for one in plan.linears if one.name in targets)
+                largest = min(min(one.shape) for one in trained)
                 raise InputError(
                     f"lora.rank: {lora.rank} is larger than a side of {linear.name} in block"
-                    f" {index} ({shape}); lower it"
+                    f" {index} ({shape}); lower it to {largest} or less"
                 )
             yield Adapter(linear, lora.rank, lora.scaling)
