@@ -58,11 +58,15 @@ MOST_LISTED = 40
 """Number of known keys up to which an error lists all of them."""
 
 
-def _site_keys() -> Iterable[str]:
-    # Imported late, because settings of sites report unknown keys with this module.
-    from espalier.settings.node import NodeSettings
-
-    return (field.alias or name for name, field in NodeSettings.model_fields.items())
+OF_SITES = frozenset((
+    "site", "site-key", "require-site-keys", "peer-keys", "min-secure-sum", "data-path",
+    "data-field", "data-columns", "data-group", "data-task", "model-path", "models", "state-dir",
+    "num-samples", "own-text", "min-tokens", "min-groups", "allowed-methods", "max-steps",
+    "max-batch-tokens", "max-samples", "max-rounds", "max-runs", "max-epsilon", "delta",
+    "max-honest-fraction", "max-model-bytes", "pruning-ratio", "models-dir", "capability",
+    "require-approval", "keep-days", "device-map", "keep-model",
+))  # fmt: skip
+"""Keys of a site (``NodeSettings``) that a run does not have."""
 
 
 def unknown_key(key: str, known: Sequence[str]) -> str:
@@ -79,15 +83,16 @@ def unknown_key(key: str, known: Sequence[str]) -> str:
     table, _, name = written.rpartition(".")
     names = {other: other.rpartition(".")[2] for other in known if other != key}
     same_table = [other for other in names if table and other.rpartition(".")[0] == table]
+    same_name = [other for other, own in names.items() if name in (own, other.replace(".", "-"))]
     suggestions = (
-        [other for other, own in names.items() if name in (own, other.replace(".", "-"))]
+        same_name
         or [f"{table}.{own}" for own in _similar(name, [names[one] for one in same_table], 0.6)]
         or [other for other in _foreign(name) if other in known]
         or [other for other, own in names.items() if own in _similar(name, names.values(), 0.8)]
         or _within(name, names)
         or _similar(written, known, 0.6)
     )
-    if written in _site_keys() and written not in suggestions:
+    if written in OF_SITES and not same_name:
         return f"{key}: unknown key of a run; it is one of a site, which --node-config gives it"
     if suggestions:
         return f"{key}: unknown key; did you mean '{suggestions[0]}'?"

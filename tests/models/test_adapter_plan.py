@@ -105,7 +105,7 @@ def test_a_limit_cuts_larger_ranks_alone() -> None:
         ({"layers": "2-4"}, r"lora.layers = '2-4': the model has the blocks 0 to 3"),
         (
             {"rank": 9},
-            r"lora.rank: 9 is larger than a side of attn.v in block 0 \(8 x 16\); lower it to 8 or less",
+            r"9 is larger than a side of attn.v in block 0 \(8 x 16\); lower it to 8 or less",
         ),
         (
             {"alpha": 0.07},

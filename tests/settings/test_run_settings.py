@@ -7,10 +7,11 @@ import pytest
 import espalier
 from espalier.errors import EspalierError
 from espalier.methods.pruning.fedprllm import FedPrLLMSettings
-from espalier.settings.keys import changed, keys_in_order
+from espalier.settings.keys import changed, default_values, keys_in_order
+from espalier.settings.node import NodeSettings
 from espalier.settings.registry import METHODS, Row
 from espalier.settings.run import RunSettings, parse
-from espalier.settings.unknown_key import FOREIGN
+from espalier.settings.unknown_key import FOREIGN, OF_SITES
 from tests.settings.default_settings import DEFAULTS, PYPROJECT, mistake_lines
 
 # ----- defaults -----------------------------------------------------------------------------------
@@ -123,8 +124,12 @@ def test_bare_key_suggests_method_s_table(method: str) -> None:
 
 
 def test_a_key_of_a_site_is_told() -> None:
+    names = {field.alias or name for name, field in NodeSettings.model_fields.items()}
+    assert names - default_values().keys() == OF_SITES
     with pytest.raises(EspalierError, match="device-map: unknown key of a run; it is one of a"):
         parse({"device-map": "auto"})
+    (line,) = mistake_lines({"num-samples": 1})
+    assert line == "num-samples: unknown key; did you mean 'data.num-samples'?"
 
 
 def test_unrelated_key_lists_the_keys_without_a_table_and_the_tables() -> None:
