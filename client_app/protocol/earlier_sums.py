@@ -8,7 +8,8 @@ of an earlier one only if it has the same sites.
 Covers: each tensor that is the same bit by bit, whatever its name and the other tensors of the
 round are, and whatever settings the runs had. The record outlives runs: ``<state-dir>/sums/<site>``
 has a file for each round, with the names of the sites and hashes of the tensors.
-Does not cover: sums of tensors that differ a little, for example of one sample more, or by a public
+Does not cover: tensors of fewer than eight numbers, unless all tensors of the round are the same.
+Sums of tensors that differ a little, for example of one sample more, or by a public
 factor, such as those of pooled pruning with another ``weighting``. Sites without
 ``min-secure-sum``. An owner who deletes the record.
 """

@@ -76,6 +76,14 @@ def test_one_tensor_of_a_sum_is_enough(deployment: Bench) -> None:
     run(deployment, silent=False, **pooled, pruning__strategy="iterative")
 
 
+def test_small_tensors_count_together(deployment: Bench) -> None:
+    """A matrix of rank 2 has four numbers, which may be those of another run by chance."""
+    small = {"method": "fed-sb", "lora__rank": 2, "federation__rounds": 1}
+    run(deployment, silent=False, **small)
+    with pytest.raises(RunFailed, match="with other sites; the difference"):
+        run(deployment, silent=True, **small)
+
+
 def test_the_smaller_sum_first(deployment: Bench) -> None:
     run(deployment, silent=True)
     with pytest.raises(RunFailed, match="with other sites; the difference"):
