@@ -38,8 +38,9 @@ def write_report(path: Path, conditions: Mapping[str, Any]) -> None:
     Parameters
     ----------
     path : the study, a path without suffix; the studies' files are beside it
-    conditions : ``studies``, each with ``name``, ``title``, ``figure`` (``loss`` or ``acc``) and
-        ``equal`` (``steps`` or ``bytes``)
+    conditions : ``studies``, each with ``name``, ``title``, ``figure`` (``loss`` or ``acc``),
+        ``equal`` (``steps`` or ``bytes``) and, for equal bytes, ``dense_mean``: the study with
+        equal steps that has the dense mean of the updates in as many rounds as FedPETuning
     """
     studies = conditions["studies"]
     found = [_rows_of(path.with_name(f"{one['name']}.csv")) for one in studies]
@@ -58,7 +59,9 @@ def write_report(path: Path, conditions: Mapping[str, Any]) -> None:
         f"# {TITLE}",
         "",
         f"{seeds_note(seeds)}; a figure of fewer seeds says so. Loss: lower is better, accuracy:"
-        " higher is better. MB are those of one client in both directions, in the run of"
+        " higher is better. The dense mean of the updates in the plot is that of FedEx-LoRA at"
+        " equal steps, also where bytes are equal: it is the line to reach in as many rounds as"
+        " FedPETuning has. MB are those of one client in both directions, in the run of"
         f" {studies[0]['title']}. Studies: "
         + ", ".join(f"[{one['title']}](./{one['name']}.md)" for one in studies)
         + ".",
@@ -74,7 +77,13 @@ def write_report(path: Path, conditions: Mapping[str, Any]) -> None:
         lines.append(f"| {arm} | " + " | ".join([*cells, megabytes]) + " |")
     lines += ["", picture(path, TITLE), ""]
     path.with_suffix(".md").write_text("\n".join(lines))
-    draw(_figure(studies, scores, arms, seeds), path, TITLE)
+    upper = [
+        _values(
+            _rows_of(path.with_name(f"{one.get('dense_mean', one['name'])}.csv")), one["figure"]
+        )
+        for one in studies
+    ]
+    draw(_figure(studies, scores, upper, arms, seeds), path, TITLE)
 
 
 def _cell(values: Sequence[float], seeds: int) -> str:
@@ -112,24 +121,30 @@ def _megabytes(rows: Sequence[Mapping[str, str]]) -> Values:
 
 
 def _figure(
-    studies: Sequence[Mapping[str, str]], scores: Sequence[Values], arms: Sequence[str], seeds: int
+    studies: Sequence[Mapping[str, str]],
+    scores: Sequence[Values],
+    upper: Sequence[Values],
+    arms: Sequence[str],
+    seeds: int,
 ) -> StudyFigure:
-    """Return the figure: a panel for each study, a row for each of these methods."""
+    """Return the figure: a panel for each study, a row for each of these methods.
+
+    ``upper`` has the scores of the dense mean in FedPETuning's rounds, for each study.
+    """
     looks = {arm: look_of_arm(arm) for arm in arms}
     panels = []
-    for one, values in zip(studies, scores, strict=True):
-        lines = [(ALONE, "local baseline", ":")]
-        if one["equal"] == "steps":
-            lines.append(DENSE_MEAN)
+    for one, values, full in zip(studies, scores, upper, strict=True):
+        dense_mean, label, dashes = DENSE_MEAN
+        lines = [(values.get(ALONE), "local baseline", ":"), (full.get(dense_mean), label, dashes)]
         panels.append(
             Panel(
                 one["title"],
                 LABELS[one["figure"]],
                 [Series("", looks, {arm: values[arm] for arm in arms if arm in values})],
                 [
-                    Reference(label, fmean(values[arm]), Look(GREY, "", line))
-                    for arm, label, line in lines
-                    if arm in values
+                    Reference(label, fmean(line), Look(GREY, "", dashes))
+                    for line, label, dashes in lines
+                    if line
                 ],
             )
         )

@@ -39,7 +39,10 @@ LINES = (
 )
 """Arms that are lines, with labels and styles."""
 DENSE_MEAN = ("FedEx-LoRA", "dense mean of the updates (FedEx-LoRA)", "-.")
-"""Line at equal steps; with equal bytes this arm has fewer steps than others."""
+"""Line at equal steps; with equal bytes this arm has fewer steps than others.
+
+The plot of all studies has the line at equal steps in the panels of equal bytes too.
+"""
 PAIRS = (
     *(Pair(name, BASE) for name in (ALONE, "HetLoRA", "FedSODA", "FedOT", "FedBiOT")),
     *(Pair(name, BASE) for name in LORA if name not in (BASE, "HetLoRA")),

@@ -24,12 +24,13 @@ def test_table_has_means_of_the_chosen_scores(tmp_path: Path) -> None:
         {"seed": 0, "arm": "FedPETuning", "loss": 2.0, "acc": 0.7, **sent},
         {"seed": 1, "arm": "FedPETuning", "loss": 2.2, "acc": 0.9, **sent},
         {"seed": 0, "arm": "Fed-SB", "loss": 2.1, **sent},
+        {"seed": 0, "arm": "FedEx-LoRA", "loss": 2.3, "acc": 0.8, **sent},
     ]
     write_rows(tmp_path / "one.csv", rows)
     write_rows(tmp_path / "other.csv", rows)
     studies = [
         {"name": "one", "title": "One", "figure": "loss", "equal": "steps"},
-        {"name": "other", "title": "Other", "figure": "acc", "equal": "bytes"},
+        {"name": "other", "title": "Other", "figure": "acc", "equal": "bytes", "dense_mean": "one"},
     ]
     write_report(tmp_path / "overview", {"studies": studies})
     table = (tmp_path / "overview.md").read_text()
@@ -39,4 +40,4 @@ def test_table_has_means_of_the_chosen_scores(tmp_path: Path) -> None:
     assert "| FedPETuning | 2.100 ± 0.141 | 0.800 ± 0.141 | 5.0 |" in table
     # It has no accuracy.
     assert "| Fed-SB | 2.100 (1) |  | 5.0 |" in table
-    assert (tmp_path / "overview.svg").exists()
+    assert "dense mean of the updates" in (tmp_path / "overview.svg").read_text()
