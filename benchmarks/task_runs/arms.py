@@ -30,11 +30,14 @@ EXACT = {"FFA-LoRA": "ffa", "RoLoRA": "rolora", "FedEx-LoRA": "fedex"}
 """Settings ``fedpetuning.aggregation`` of methods with exact means."""
 FED_SB: Settings = {"method": "fed-sb", "training.learning-rate": 1e-2}
 """Fed-SB with a ten times larger learning rate, because it trains far fewer numbers."""
+BY_SAMPLES: Settings = {"federation.client-weights": "samples"}
+"""raFLoRA's weights of clients; those of HetLoRA are the norms of their updates."""
 UNLIMITED: Settings = {"federation.max-weight-ratio": 1e6}
 """The paper's weights: a client that alone has a rank has all of its weight."""
 LORA = (
     "FedPETuning", "HetLoRA", *EXACT, "HetLoRA, svd", "raFLoRA", "raFLoRA, zero-pad", "FLoRA",
-    "raFLoRA, limited", "FLoRA, rank 8", "Fed-SB", "Fed-SB, rank 64",
+    "raFLoRA, limited", "HetLoRA, by samples", "raFLoRA, by samples", "FLoRA, rank 8", "Fed-SB",
+    "Fed-SB, rank 64",
 )  # fmt: skip
 """Arms of federated LoRA, which ``--equal bytes`` compares."""
 
@@ -112,6 +115,8 @@ ARMS: dict[str, Arm] = {
     "raFLoRA": Arm(_het("svd", "holders") | UNLIMITED),
     "raFLoRA, zero-pad": Arm(_het("zero-pad", "holders") | UNLIMITED),
     "raFLoRA, limited": Arm(_het("zero-pad", "holders")),
+    "HetLoRA, by samples": Arm(_het("zero-pad", "all") | BY_SAMPLES),
+    "raFLoRA, by samples": Arm(_het("zero-pad", "holders") | BY_SAMPLES | UNLIMITED),
     "FLoRA": Arm({"method": "flora", "lora.ranks": "2,4,8"}),
     "FLoRA, rank 8": Arm({"method": "flora"}),
     "Fed-SB": Arm({**FED_SB, "lora.rank": 32, "lora.alpha": 64.0}),

@@ -46,7 +46,11 @@ The plot of all studies has the line at equal steps in the panels of equal bytes
 PAIRS = (
     *(Pair(name, BASE) for name in (ALONE, "HetLoRA", "FedSODA", "FedOT", "FedBiOT")),
     *(Pair(name, BASE) for name in LORA if name not in (BASE, "HetLoRA")),
-    *(Pair(name, "HetLoRA") for name in ("HetLoRA, svd", "raFLoRA, zero-pad", "FLoRA")),
+    *(
+        Pair(name, "HetLoRA")
+        for name in ("HetLoRA, svd", "raFLoRA, zero-pad", "FLoRA", "HetLoRA, by samples")
+    ),
+    Pair("raFLoRA, by samples", "HetLoRA, by samples"),
     Pair("raFLoRA", "HetLoRA, svd"),
     *(
         Pair(name, "FedSODA")

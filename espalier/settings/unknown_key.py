@@ -90,7 +90,7 @@ def unknown_key(key: str, known: Sequence[str]) -> str:
         or [other for other in _foreign(name) if other in known]
         or [other for other, own in names.items() if own in _similar(name, names.values(), 0.8)]
         or _within(name, names)
-        or _similar(written, known, 0.6)
+        or _similar(written, _with_similar_name(name, names), 0.6)
     )
     if written in OF_SITES and not same_name:
         return f"{key}: unknown key of a run; it is one of a site, which --node-config gives it"
@@ -106,7 +106,7 @@ def _listed(known: Sequence[str]) -> str:
     single = [name for name in known if "." not in name]
     tables = dict.fromkeys(name.partition(".")[0] for name in known if "." in name)
     return (
-        f"{', '.join(single)}{', ' if single else ''}and keys of the tables {', '.join(tables)};"
+        f"{', '.join(single)}{', and ' if single else ''}keys of the tables {', '.join(tables)};"
         " docs/reference/settings.md describes all"
     )
 
@@ -121,6 +121,12 @@ def _within(name: str, names: Mapping[str, str]) -> list[str]:
     """Return the keys whose own name is two or more words of ``name``; those with most first."""
     found = [other for other, own in names.items() if "-" in own and _words(own) <= _words(name)]
     return sorted(found, key=lambda other: -len(_words(names[other])))
+
+
+def _with_similar_name(name: str, names: Mapping[str, str]) -> list[str]:
+    """Return the keys whose own name is similar too, so that equal tables alone suggest nothing."""
+    own = set(difflib.get_close_matches(name, set(names.values()), n=len(names), cutoff=0.5))
+    return [other for other in names if names[other] in own]
 
 
 def _words(name: str) -> set[str]:

@@ -154,6 +154,11 @@ def test_unknown_key_of_a_table_lists_the_keys_of_this_table() -> None:
     assert "lora.rank" not in line
 
 
+def test_a_table_with_a_similar_name_is_no_suggestion() -> None:
+    (line,) = mistake_lines({"method": "flora", "flora.foo": 1})
+    assert line.startswith("flora.foo: unknown key; known are keys of the tables data, ")
+
+
 def test_names_of_other_programs_are_not_keys_and_what_they_name_is() -> None:
     known = keys_in_order("fedprllm")
     assert not FOREIGN.keys() & set(known)
