@@ -18,6 +18,7 @@ from typing import Any, Literal
 from pydantic import Field, PrivateAttr, ValidationError, field_validator
 
 from espalier.errors import EspalierError, InputError
+from espalier.settings.combinations import MAX_SUM_CLIENTS
 from espalier.settings.registry import METHODS
 from espalier.settings.table import Columns, Table, mistake_lines
 from espalier.settings.tables.task import known_task
@@ -94,6 +95,7 @@ class NodeSettings(Table):
     min_secure_sum: int = Field(
         0,
         ge=0,
+        le=MAX_SUM_CLIENTS,
         description=(
             "Minimum number of sites in a secure sum. A run without `federation.secure-sum`, with"
             " fewer sites, or with `evaluation.local-baseline`, whose losses would leave the site"
