@@ -39,6 +39,7 @@ from benchmarks.study_command import exit_status, new_parser
 from benchmarks.task_runs import overview
 from benchmarks.task_runs import report as task_runs_report
 from benchmarks.task_runs import study as task_runs_study
+from benchmarks.task_scores import report as task_scores_report
 from benchmarks.tuning import partitions
 from benchmarks.tuning import report as tuning_report
 from benchmarks.tuning import studies as tuning_studies
@@ -135,6 +136,11 @@ def _task_runs(path: Path, given: Conditions) -> None:
     task_runs_report.write_report(path.name.removeprefix("task-runs-"), rows, given, path)
 
 
+def _task_scores(path: Path, given: Conditions) -> None:
+    rows = _rows(path, task_scores_report.KEYS, task_scores_report.FIGURES, given)
+    task_scores_report.write_report(rows, given, path)
+
+
 def _private(path: Path, given: Conditions) -> None:
     private.write_table(_rows(path, private.KEYS, private.FIGURES, given), given, path)
 
@@ -171,6 +177,7 @@ REPORTS: dict[str, Report | None] = {
     "size-and-speed": _size_and_speed,
     "structured-": _structured,
     "task-runs-": _task_runs,
+    "task-scores": _task_scores,
     "federated-lora": overview.write_report,
     # Their measurements cannot be made into a report again.
     "plan": None,

@@ -21,8 +21,9 @@ SODA: Settings = {
     "method": "fedsoda", "public.samples": 64, "fedsoda.pre-align-steps": 40,
     "fedsoda.realign-steps": 10, "fedsoda.realign-every": 2,
 }  # fmt: skip
-"""FedSODA with the paper's three adapter layers and four groups, and a shorter alignment."""
-
+"""FedSODA with the paper's three adapter layers, and four groups from which three blocks each are
+dropped, and a shorter alignment."""
+NEVER_ALIGNED: Settings = {"fedsoda.pre-align-steps": 0, "fedsoda.realign-every": 0}
 
 BASE = "FedPETuning"
 """Arm with which the others are compared."""
@@ -141,9 +142,15 @@ ARMS: dict[str, Arm] = {
         **SODA, "fedsoda.drop": "uniform", "fedsoda.uniform-rounding": "down",
         "fedsoda.emulator": "stored", "fedsoda.realign-every": 1, "training.proximal": 0.01,
     }),
-    "FedSODA, never aligned": Arm({
-        **SODA, "fedsoda.pre-align-steps": 0, "fedsoda.realign-every": 0,
+    "FedSODA, never aligned": Arm(SODA | NEVER_ALIGNED),
+    "FedSODA, 4 blocks dropped": Arm({**SODA, "fedsoda.group-layers": 1}),
+    "FedSODA, 4 blocks dropped, never aligned": Arm({
+        **SODA, **NEVER_ALIGNED, "fedsoda.group-layers": 1,
     }),
+    "FedSODA, 1 block dropped, never aligned": Arm({
+        **SODA, **NEVER_ALIGNED, "fedsoda.group-layers": 1, "fedsoda.groups": 1,
+    }),
+    "FedSODA, no block dropped": Arm({**SODA, **NEVER_ALIGNED, "fedsoda.group-layers": 0}),
     "FedSODA, aligned before": Arm({**SODA, "fedsoda.realign-every": 0}),
     "FedSODA, aligned between": Arm({**SODA, "fedsoda.pre-align-steps": 0}),
     "SFT-P, 50%": _personal("sft-p", {"pruning.ratio": 0.5, "sft-p.learning-rate": 3e-3}),

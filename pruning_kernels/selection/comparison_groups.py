@@ -36,7 +36,10 @@ def group_size(shape: tuple[int, int], group: ComparisonGroup) -> int:
     rows, columns = shape
     if (pattern := parse_pattern(group)) is not None:
         if columns % pattern[1]:
-            raise ValueError(f"pattern {group} does not divide rows of {columns} weights")
+            raise ValueError(
+                f"pattern {group} does not divide rows of {columns} weights; choose an n:m with an"
+                f" m that divides {columns}"
+            )
         return pattern[1]
     sizes = {"layer": rows * columns, "row": columns, "column": rows}
     if group not in sizes:

@@ -1,0 +1,1 @@
+"""Scores of smaller models on public tasks."""
