@@ -2,11 +2,13 @@
 
     python -m benchmarks.smaller recovery --model DIRECTORY --private FILE --private FILE --text
     NAME=FILE --text NAME=FILE
+    python -m benchmarks.smaller selections ...
     python -m benchmarks.smaller latency ...
 
-Every private file belongs to one client. ``recovery`` comes first; its runs are kept in ``--work``,
-so that an interrupted study continues there. Results go to ``docs/studies/smaller-<study>.csv`` row
-by row, and finally to Markdown tables and a plot next to it.
+Every private file belongs to one client. ``recovery`` comes before ``latency``; its runs are kept
+in ``--work``, so that an interrupted study continues there. Results go to
+``docs/studies/smaller-<study>.csv`` row by row, and finally to Markdown tables and a plot next to
+it.
 """
 
 import argparse

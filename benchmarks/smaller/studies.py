@@ -138,6 +138,33 @@ def _add(
             )
 
 
+# ----- groups that compete ------------------------------------------------------------------------
+
+SELECTED: dict[str, dict[str, Any]] = {
+    **{
+        f"{name}, {selection}": {**METHODS[name], "pruning.selection": selection}
+        for name in ("FLAP", "LLM-Pruner")
+        for selection in ("global", "block", "kind")
+    },
+    "FLAP, block, no bias": {
+        **METHODS["FLAP"], "pruning.selection": "block", "flap.bias-compensation": False,
+    },
+}  # fmt: skip
+
+
+def selections(bench: Bench, rows: Rows) -> None:
+    """Measure FLAP and LLM-Pruner with each choice of groups that compete, without tuning."""
+    for seed, share, name in product(bench.seeds, SHARES, SELECTED):
+        cell = {"seed": seed, "sparsity": share, "model": name}
+        if not _missing(bench, rows, cell):
+            continue
+        settings = {key: share if value is None else value for key, value in SELECTED[name].items()}
+        varied = {**settings, **_text(bench, seed), "data.num-samples": SAMPLES}
+        run = bench.run(_name(seed, share, name), varied)
+        _add(bench, rows, {"seed": seed, "sparsity": 0.0, "model": DENSE}, [run], "dense")
+        _add(bench, rows, cell, [run])
+
+
 # ----- latency ------------------------------------------------------------------------------------
 
 BATCH = 8
@@ -207,6 +234,9 @@ STUDIES = {
         recovery,
         tuple(_pairs()),
         variants={"": "before tuning", TUNED: "after tuning"},
+    ),
+    "selections": Study(
+        "Groups that compete, in FLAP and LLM-Pruner", KEYS, FIGURES, selections,
     ),
     "latency": Study(
         "Time of smaller and sparser models", KEYS, ("prefill_ms", "token_ms"), latency,

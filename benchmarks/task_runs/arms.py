@@ -151,6 +151,9 @@ ARMS: dict[str, Arm] = {
         **SODA, **NEVER_ALIGNED, "fedsoda.group-layers": 1, "fedsoda.groups": 1,
     }),
     "FedSODA, no block dropped": Arm({**SODA, **NEVER_ALIGNED, "fedsoda.group-layers": 0}),
+    "FedSODA, no block dropped, as stored": Arm({
+        **SODA, **NEVER_ALIGNED, "fedsoda.group-layers": 0, "fedsoda.emulator": "stored",
+    }),
     "FedSODA, aligned before": Arm({**SODA, "fedsoda.realign-every": 0}),
     "FedSODA, aligned between": Arm({**SODA, "fedsoda.pre-align-steps": 0}),
     "SFT-P, 50%": _personal("sft-p", {"pruning.ratio": 0.5, "sft-p.learning-rate": 3e-3}),
