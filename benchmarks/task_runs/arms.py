@@ -31,8 +31,9 @@ EXACT = {"FFA-LoRA": "ffa", "RoLoRA": "rolora", "FedEx-LoRA": "fedex"}
 """Settings ``fedpetuning.aggregation`` of methods with exact means."""
 FED_SB: Settings = {"method": "fed-sb", "training.learning-rate": 1e-2}
 """Fed-SB with a ten times larger learning rate, because it trains far fewer numbers."""
+BY_NORMS: Settings = {"federation.client-weights": "norms"}
 BY_SAMPLES: Settings = {"federation.client-weights": "samples"}
-"""raFLoRA's weights of clients; those of HetLoRA are the norms of their updates."""
+"""Weights of clients in HetLoRA, and in raFLoRA."""
 UNLIMITED: Settings = {"federation.max-weight-ratio": 1e6}
 """The paper's weights: a client that alone has a rank has all of its weight."""
 LORA = (
@@ -62,6 +63,7 @@ def _het(aggregation: str, rank_weights: str) -> Settings:
         "lora.ranks": "2,4,8",
         "hetlora.aggregation": aggregation,
         "hetlora.rank-weights": rank_weights,
+        **BY_NORMS,
     }
 
 

@@ -28,7 +28,7 @@ class MethodSettings(Table):
     If the method does not read that key, this is the number of rounds of every run.
     """
     WEIGHTS: ClassVar[tuple[str, ...]] = ("equal",)
-    """Allowed values of ``federation.client-weights``; ``auto`` stands for the first."""
+    """Allowed values of ``federation.client-weights``; the first is that of ``own_weights``."""
     RULES: ClassVar[tuple[str, ...]] = ("mean",)
     """Allowed values of ``federation.aggregation-rule``; ``auto`` stands for the first."""
     WHY_NO_OTHER_RULE: ClassVar[str] = ""
@@ -63,6 +63,11 @@ class MethodSettings(Table):
     def fits_local_baseline(self, federation: "FederationSettings") -> bool:
         """Return whether clients that took part in no round may fit their own parameters."""
         return False
+
+    @property
+    def own_weights(self) -> str:
+        """Value of ``federation.client-weights`` for which ``auto`` stands."""
+        return self.WEIGHTS[0]
 
     @property
     def has_local_baseline(self) -> bool:

@@ -90,3 +90,25 @@ def test_another_method_does_not_look_at_them() -> None:
 def test_gamma_is_a_share(gamma: float) -> None:
     with pytest.raises(EspalierError, match=r"hetlora\.gamma"):
         parse(hetlora(hetlora__gamma=gamma))
+
+
+@pytest.mark.parametrize(
+    ("rank_weights", "asked", "expected"),
+    [
+        ("all", "auto", "norms"),
+        ("holders", "auto", "samples"),
+        ("holders", "norms", "norms"),
+        ("all", "samples", "samples"),
+    ],
+)
+def test_clients_count_as_in_the_paper_of_the_rank_weights(
+    rank_weights: str, asked: str, expected: str
+) -> None:
+    run = parse(
+        {
+            "method": "hetlora",
+            "hetlora.rank-weights": rank_weights,
+            "federation.client-weights": asked,
+        }
+    )
+    assert run.federation.client_weights == expected

@@ -75,6 +75,11 @@ class HetLoRASettings(AdapterAveraging):
         """True if the updates B A are averaged, and not A and B separately."""
         return self.aggregation == "svd"
 
+    @property
+    def own_weights(self) -> str:
+        """Value of ``federation.client-weights`` for which ``auto`` stands, by the paper."""
+        return "samples" if self.rank_weights == "holders" else super().own_weights
+
     def rank_limit_of(self, client: int, lora: LoraSettings) -> int:
         """Return the rank with which a client begins.
 

@@ -49,8 +49,9 @@ class FederationSettings(Table):
             " fedspallm, llm-streamline and slicegpt of calibration samples) that it reports."
             " `norms`: the Frobenius norm of its update. `importance`: the importance of its LoRA"
             " modules, as in fedspine's paper. `importance-samples`: that importance times the"
-            " number of sequences. `equal`: the same for all clients. `auto`: the method's own, and"
-            " `equal` with `secure-sum`: otherwise the sum can be almost that of one large site."
+            " number of sequences. `equal`: the same for all clients. `auto`: the method's own, in"
+            " raFLoRA (`hetlora.rank-weights=holders`) `samples`, and `equal` with `secure-sum`:"
+            " otherwise the sum can be almost that of one large site."
         ),
     )
     max_weight_ratio: float = Field(
@@ -156,7 +157,7 @@ class FederationSettings(Table):
         if "client-weights" in job.FEDERATION and self.client_weights == "auto":
             # Otherwise a sum could be almost that of one site with far more data than the others.
             weighted = not (self.secure_sum and "equal" in job.WEIGHTS)
-            found["client_weights"] = job.WEIGHTS[0] if weighted else "equal"
+            found["client_weights"] = job.own_weights if weighted else "equal"
         if "aggregation-rule" in job.FEDERATION and self.aggregation_rule == "auto":
             found["aggregation_rule"] = (
                 "mean" if self.secure_sum and "mean" in job.RULES else job.RULES[0]

@@ -7,7 +7,7 @@ import pytest
 from flwr.app import Message
 
 from espalier.messages.records import read
-from tests.bench import Bench, results, summary
+from tests.bench import Bench, private_text, results, summary
 from tests.in_process import InProcessGrid
 from tests.methods.promises.promises import Promises
 from tests.methods.tuning.adapters_sent import PATHS, factors, norm_weights, sent_adapters, written
@@ -32,12 +32,24 @@ def bench(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(tmp_path, "hetlora", SETTINGS)
 
 
-def test_each_rank_is_averaged_over_its_holders(bench: Bench) -> None:
-    unlimited = {"federation__max_weight_ratio": 1e6}
+@pytest.mark.parametrize("by", ["samples", "norms"])
+def test_each_rank_is_averaged_over_its_holders(bench: Bench, by: str) -> None:
+    """Clients count by samples by default, as in the paper, or by the norms of their updates."""
+    for client in range(bench.num_clients):
+        passages = private_text(client).split("\n\n")[: 60 - 12 * client]
+        (bench.folder / f"text-{client}.txt").write_text("\n\n".join(passages))
+    unlimited: dict[str, Any] = {"federation__max_weight_ratio": 1e6}
+    unlimited |= {"federation__client_weights": by} if by == "norms" else {}
     grid = bench.grid(**unlimited)
     folder = bench.run(grid, **unlimited)
     sent = sent_adapters(grid, 1)
-    weights = norm_weights(sent)
+    clients = summary(folder)["clients"]
+    weights = (
+        norm_weights(sent)
+        if by == "norms"
+        else {client["client"]: client["metrics"]["samples"] for client in clients}
+    )
+    assert len(set(weights.values())) > 2
     for matrix in PATHS:
         b, a = written(folder, 0, matrix)
         pairs = {client: factors(sent, client, 0, matrix) for client in sent}
