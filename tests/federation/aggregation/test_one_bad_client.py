@@ -251,7 +251,6 @@ CASES = {
             "hetlora.rank-weights": "holders",
             "hetlora.gamma": 1.0,
             "lora.ranks": "2,2,2,4,2",
-            "federation.client-weights": "equal",
         },
         OF_SOME_UPDATES | {"its highest ranks turned round": HIGHEST_TURNED},
         "new",
