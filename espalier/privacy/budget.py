@@ -21,8 +21,7 @@ Answers of runs that are not private: with ``max-epsilon`` the site refuses thos
 they are not counted.
 """
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import chain
@@ -120,14 +119,15 @@ class Budget:
     def epsilon(self, spent: Spent, run: str = "", planned: Sequence[Draw] = ()) -> float:
         """Return epsilon of a site's answers at its delta.
 
-        With a run's name its draws are those planned instead of those made so far. The draws of one
-        run, and those of a site without a maximum, have the smaller of two bounds. Otherwise the
-        bound is one that also holds if runs were chosen in view of earlier replies.
+        With a run's name its draws are those planned instead of those made so far. Equal draws of
+        one run, and those of a site without a maximum, have the smaller of two bounds. Otherwise
+        the bound is one that also holds if draws were chosen in view of earlier replies.
         """
         runs = spent.by_run() | ({run: list(planned)} if run else {})
         draws = list(chain.from_iterable(runs.values()))
-        # A run without draws tells nothing.
-        if sum(map(bool, runs.values())) < 2 or not self.max_epsilon:
+        # A run without draws tells nothing. Draws under one name that differ are not of one plan.
+        chosen_in_turn = sum(map(bool, runs.values())) > 1 or len(set(draws)) > 1
+        if not (chosen_in_turn and self.max_epsilon):
             return epsilon_of(draws, self.delta)
 
         def filtered(of: Sequence[Draw]) -> float:
@@ -244,24 +244,18 @@ class Budget:
         )
         return InputError(text, "the site's privacy budget cannot be read; its log says more")
 
-    def _entries(self) -> Iterator[dict[str, Any]]:
-        """Yield the entries of the log, after it was verified."""
+    def _entries(self) -> list[Mapping[str, Any]]:
+        """Return the entries of the log, which is verified as a whole before one is believed."""
         noted = self._noted_head()
         if not self.path.exists():
             if noted:
                 raise self._damaged(
                     f"it is missing, and {self._head.name} has the hash of an entry"
                 )
-            return
-        # Verified as a whole before a single entry is believed.
-        checked = chain_check(self.path, [noted] if noted else [])
+            return []
+        # What a process left that ended while it wrote is no entry.
+        found: list[Mapping[str, Any]] = []
+        checked = chain_check(self.path, [noted] if noted else [], found.append)
         if fault := self._fault(checked, noted):
             raise self._damaged(fault)
-        for line in self.path.read_bytes().splitlines():
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                # A process that ended while it wrote left the beginning of an entry.
-                continue
-            if isinstance(entry, dict) and entry.get("entry") in (DRAW, ANSWERED):
-                yield entry
+        return [entry for entry in found if entry.get("entry") in (DRAW, ANSWERED)]

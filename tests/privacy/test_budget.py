@@ -107,6 +107,17 @@ def test_later_runs_may_be_chosen_in_view_of_replies(tmp_path: Path) -> None:
     assert spent(tmp_path) == epsilon_of([DRAW, later], DELTA)
 
 
+def test_other_noise_under_the_name_of_a_run_counts_as_another_run(tmp_path: Path) -> None:
+    """A server may reuse a name after the site has removed the run's settings."""
+    later = Draw(2.0, 0.1, 7)
+    for root, name in ((tmp_path / "new", "run-2"), (tmp_path / "same", "run-1")):
+        own = budget(root, 2.0)
+        own.draw("run-1", 1, of(DRAW, answers=2))
+        own.draw(name, 2, of(later))
+        total = filtered_epsilon([DRAW] * 2, [DRAW, later], 2.0, DELTA)
+        assert own.epsilon(own.spent()) == total
+
+
 def test_a_first_run_that_fits_only_by_the_smaller_bound_is_the_only_one(tmp_path: Path) -> None:
     own = budget(tmp_path, TWO)
     plan = [DRAW] * 2
@@ -160,9 +171,11 @@ def test_a_damaged_log_is_no_empty_budget(tmp_path: Path, harm: str) -> None:
 def test_a_torn_entry_was_no_draw(tmp_path: Path) -> None:
     """A process that ended while it wrote had not begun its work."""
     budget(tmp_path).draw("run-1", 1, GUARANTEE)
-    with budget(tmp_path).path.open("a") as file:
-        file.write('{"before":"0cc6')
-    assert spent(tmp_path) == ONE
+    torn = {"entry": "draw", "run": "run-1", "round": 1, "noise_multiplier": 1e9}
+    whole = budget(tmp_path).path.read_text()
+    for text in (json.dumps(torn), '{"entry":"draw"}', '{"before":"0cc6'):
+        budget(tmp_path).path.write_text(whole + text)
+        assert spent(tmp_path) == ONE
     budget(tmp_path).draw("run-1", 2, GUARANTEE)
     assert spent(tmp_path) == TWO
 
