@@ -82,6 +82,14 @@ def _against_plain_sums(site: Site) -> list[str]:
             f"min-secure-sum = {minimum}: the losses of this site's own model would leave it"
             " without a sum; the run must set evaluation.local-baseline = false"
         )
+    # Samples and pruned weights are nearly the same in each round. If a site drops out of a later
+    # one, the difference of the sums is nearly that site's tensors.
+    if minimum and site.settings.job.measures_again(site.settings.federation):
+        rounds = site.settings.federation.rounds
+        lines.append(
+            f"min-secure-sum = {minimum}: in {rounds} rounds with the same samples, two sums that"
+            " differ by one site could show its tensors; the run must set federation.rounds = 1"
+        )
     # Otherwise the server could take part under their names and subtract its own summands.
     if secure and site.node.require_site_keys and not site.node.peer_keys:
         lines.append(

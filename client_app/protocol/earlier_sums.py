@@ -59,9 +59,9 @@ def require_same_sites(
                 continue
             told = (
                 f"{kind}: min-secure-sum = {site.node.min_secure_sum}: the same tensors of this"
-                " site are in the sum of another run, with other sites; the difference of both sums"
-                " could be one site's tensors; run with the same sites, or with another seed, so"
-                " that samples and tensors are others"
+                " site are in an earlier sum, with other sites; the difference of both sums could"
+                " be one site's tensors; run with the same sites, or with another seed, so that"
+                " samples and tensors are others"
             )
             # The other run may be that of another server, which must not be told of its sites.
             raise InputError(f"{told} ({earlier} has the sites)", told)

@@ -65,6 +65,15 @@ class MethodSettings(Table):
         return False
 
     @property
+    def depends_on_text(self) -> bool:
+        """True if the tensors that a client sends depend on its text."""
+        return True
+
+    def measures_again(self, federation: "FederationSettings") -> bool:
+        """Return whether later rounds measure the same layers with the same samples again."""
+        return False
+
+    @property
     def own_weights(self) -> str:
         """Value of ``federation.client-weights`` for which ``auto`` stands."""
         return self.WEIGHTS[0]

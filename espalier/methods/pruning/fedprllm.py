@@ -73,6 +73,11 @@ class FedPrLLMSettings(MaskingSettings):
         return self
 
     @property
+    def depends_on_text(self) -> bool:
+        """True if the tensors that a client sends depend on its text."""
+        return self.metric != "magnitude"
+
+    @property
     def server_group(self) -> str:
         """Group in which weights compete for the votes: the pattern or ``vote-group``."""
         return self.pattern or self.vote_group

@@ -129,6 +129,15 @@ class FedSpaLLMSettings(PruningSettings):
         return ""
 
     @property
+    def depends_on_text(self) -> bool:
+        """True if the tensors that a client sends depend on its text."""
+        return self.local_method != "magnitude"
+
+    def measures_again(self, federation: FederationSettings) -> bool:
+        """Return whether later rounds measure the same layers with the same samples again."""
+        return self.depends_on_text and federation.rounds > 1
+
+    @property
     def changes_weights(self) -> bool:
         """True if a client changes the weights that it keeps (SparseGPT)."""
         return self.local_method == "sparsegpt"

@@ -76,6 +76,24 @@ def test_one_tensor_of_a_sum_is_enough(deployment: Bench) -> None:
     run(deployment, silent=False, **pooled, pruning__strategy="iterative")
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "fedprllm", "pruning__metric": "magnitude"},
+        {
+            "method": "fedspallm", "fedspallm__local_method": "magnitude",
+            "fedspallm__capabilities": "1", "federation__rounds": 2,
+        },
+    ],
+)  # fmt: skip
+def test_masks_that_do_not_depend_on_text_may_be_summed_again(
+    deployment: Bench, changes: dict[str, Any]
+) -> None:
+    run(deployment, silent=False, **changes)
+    found = summary(run(deployment, silent=True, **changes))
+    assert [client["status"] for client in found["clients"]] == ["completed"] * 3 + ["dropped"]
+
+
 def test_small_tensors_count_together(deployment: Bench) -> None:
     """A matrix of rank 2 has four numbers, which may be those of another run by chance."""
     small = {"method": "fed-sb", "lora__rank": 2, "federation__rounds": 1}

@@ -119,6 +119,11 @@ def test_a_site_without_peer_keys_warns(
             {"evaluation__local_baseline": True},
             "min-secure-sum = 3: the losses of this site's own model would leave it without a sum",
         ),
+        (
+            {"min_secure_sum": 3},
+            {"method": "fedspallm", "fedspallm__capabilities": "1", "federation__rounds": 2},
+            "min-secure-sum = 3: in 2 rounds with the same samples.*set federation.rounds = 1",
+        ),
     ],
 )
 def test_a_site_demands_secure_sums(
