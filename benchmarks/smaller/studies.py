@@ -141,15 +141,10 @@ def _add(
 # ----- groups that compete ------------------------------------------------------------------------
 
 SELECTED: dict[str, dict[str, Any]] = {
-    **{
-        f"{name}, {selection}": {**METHODS[name], "pruning.selection": selection}
-        for name in ("FLAP", "LLM-Pruner")
-        for selection in ("global", "block", "kind")
-    },
-    "FLAP, block, no bias": {
-        **METHODS["FLAP"], "pruning.selection": "block", "flap.bias-compensation": False,
-    },
-}  # fmt: skip
+    f"{name}, {selection}": {**METHODS[name], "pruning.selection": selection}
+    for name in ("FLAP", "LLM-Pruner")
+    for selection in ("global", "block", "kind")
+}
 
 
 def selections(bench: Bench, rows: Rows) -> None:

@@ -47,9 +47,11 @@ def _pairs(flag: str, given: Sequence[str]) -> dict[str, str]:
     """Return what stands before and after the equals signs."""
     found = dict[str, str]()
     for text in given:
-        name, equals, value = text.partition("=")
-        if not (name and equals and value):
-            raise InputError(f"--{flag} {text}: has no equals sign; write NAME=PATH")
+        name, _, value = text.partition("=")
+        if not (name and value):
+            raise InputError(f"--{flag} {text}: is not of the form NAME=PATH")
+        if name in found or name == DENSE:
+            raise InputError(f"--{flag} {text}: the name is in use; give another one")
         found[name] = value
     return found
 

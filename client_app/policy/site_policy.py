@@ -51,7 +51,7 @@ def require_allowed(site: Site, header: Header) -> None:
             "require-site-keys: in this run anyone could use this site's name; its server must"
             " set site-keys"
         )
-    lines += _against_plain_sums(site)
+    lines += _against_plain_sums(site, header)
     lines += against_privacy(site, header)
     # One error with all lines.
     if lines:
@@ -62,7 +62,7 @@ def require_allowed(site: Site, header: Header) -> None:
         )
 
 
-def _against_plain_sums(site: Site) -> list[str]:
+def _against_plain_sums(site: Site, header: Header) -> list[str]:
     """Return a line for each demand on secure sums that the run does not meet."""
     lines = []
     secure = site.settings.federation.secure_sum
@@ -83,9 +83,11 @@ def _against_plain_sums(site: Site) -> list[str]:
             " without a sum; the run must set evaluation.local-baseline = false"
         )
     # Samples and pruned weights are nearly the same in each round. If a site drops out of a later
-    # one, the difference of the sums is nearly that site's tensors.
-    if minimum and site.settings.job.measures_again(site.settings.federation):
-        rounds = site.settings.federation.rounds
+    # one, the difference of the sums is nearly that site's tensors. A server may ask for rounds
+    # beyond those that it announced.
+    asked = header.server_round if header.kind == "train" else 1
+    rounds = max(asked, site.settings.federation.rounds)
+    if minimum and site.settings.job.measures_again(rounds):
         lines.append(
             f"min-secure-sum = {minimum}: in {rounds} rounds with the same samples, two sums that"
             " differ by one site could show its tensors; the run must set federation.rounds = 1"

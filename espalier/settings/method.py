@@ -28,7 +28,7 @@ class MethodSettings(Table):
     If the method does not read that key, this is the number of rounds of every run.
     """
     WEIGHTS: ClassVar[tuple[str, ...]] = ("equal",)
-    """Allowed values of ``federation.client-weights``; the first is that of ``own_weights``."""
+    """Allowed values of ``federation.client-weights``; ``auto`` stands for ``own_weights``."""
     RULES: ClassVar[tuple[str, ...]] = ("mean",)
     """Allowed values of ``federation.aggregation-rule``; ``auto`` stands for the first."""
     WHY_NO_OTHER_RULE: ClassVar[str] = ""
@@ -69,8 +69,8 @@ class MethodSettings(Table):
         """True if the tensors that a client sends depend on its text."""
         return True
 
-    def measures_again(self, federation: "FederationSettings") -> bool:
-        """Return whether later rounds measure the same layers with the same samples again."""
+    def measures_again(self, rounds: int) -> bool:
+        """Return whether one of ``rounds`` rounds measures layers and samples of an earlier one."""
         return False
 
     @property

@@ -98,10 +98,10 @@ class NodeSettings(Table):
         le=MAX_SUM_CLIENTS,
         description=(
             "Minimum number of sites in a secure sum. A run without `federation.secure-sum`, with"
-            " fewer sites, with several rounds of fedspallm, or with `evaluation.local-baseline`,"
-            " whose losses would leave the site without a sum, is refused, and so is a sum of the"
-            " same tensors with other sites than in an earlier one. 0: no minimum, and all of this"
-            " is allowed."
+            " fewer sites, with several rounds of fedspallm (except by magnitude), or with"
+            " `evaluation.local-baseline`, whose losses would leave the site without a sum, is"
+            " refused, and so is a sum of the same tensors with other sites than in an earlier one."
+            " 0: no minimum, and all of this is allowed."
         ),
     )
     data_path: str = Field(

@@ -133,9 +133,9 @@ class FedSpaLLMSettings(PruningSettings):
         """True if the tensors that a client sends depend on its text."""
         return self.local_method != "magnitude"
 
-    def measures_again(self, federation: FederationSettings) -> bool:
-        """Return whether later rounds measure the same layers with the same samples again."""
-        return self.depends_on_text and federation.rounds > 1
+    def measures_again(self, rounds: int) -> bool:
+        """Return whether one of ``rounds`` rounds measures layers and samples of an earlier one."""
+        return self.depends_on_text and rounds > 1
 
     @property
     def changes_weights(self) -> bool:

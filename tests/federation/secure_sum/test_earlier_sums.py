@@ -1,13 +1,16 @@
 """Two sums of the same tensors, of which one lacks a site, at real sites."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from flwr.app import Context, Message
 
 from client_app.protocol.earlier_sums import require_same_sites
 from espalier.errors import InputError
+from espalier.messages.records import read, write
 from strategies.base.rounds import RunFailed
 from tests.bench import Bench, model_files, summary
 from tests.in_process import InProcessGrid
@@ -92,6 +95,27 @@ def test_masks_that_do_not_depend_on_text_may_be_summed_again(
     run(deployment, silent=False, **changes)
     found = summary(run(deployment, silent=True, **changes))
     assert [client["status"] for client in found["clients"]] == ["completed"] * 3 + ["dropped"]
+
+
+def test_a_round_that_was_not_announced_is_refused(
+    deployment: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would prune the same layers with the same samples again, perhaps with other sites."""
+    changes = {"method": "fedspallm", "fedspallm__capabilities": "1"}
+    grid = sites_of(deployment, silent=False, **changes)
+    answer = grid.answer
+
+    def as_second_round(message: Message, context: Context) -> Message:
+        body = read(message.content)
+        if body.header.kind == "train":
+            header = body.header.model_copy(update={"server_round": 2})
+            message.content = write(replace(body, header=header))
+        return answer(message, context)
+
+    grid.answer = as_second_round
+    with pytest.raises(RunFailed, match="0 clients sent their keys"):
+        deployment.run(grid, **changes)
+    assert caplog.text.count("min-secure-sum = 3: in 2 rounds with the same samples") == 4
 
 
 def test_small_tensors_count_together(deployment: Bench) -> None:
