@@ -70,7 +70,7 @@ class MethodSettings(Table):
         return True
 
     def measures_again(self, rounds: int) -> bool:
-        """Return whether one of ``rounds`` rounds measures layers and samples of an earlier one."""
+        """Return whether a run of this many rounds prunes a layer twice with the same samples."""
         return False
 
     @property

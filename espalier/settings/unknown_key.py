@@ -124,7 +124,7 @@ def _within(name: str, names: Mapping[str, str]) -> list[str]:
 
 
 def _with_similar_name(name: str, names: Mapping[str, str]) -> list[str]:
-    """Return the keys whose own name is similar too, so that equal tables alone suggest nothing."""
+    """Return the keys whose name without its table is similar to ``name``."""
     own = set(difflib.get_close_matches(name, set(names.values()), n=len(names), cutoff=0.5))
     return [other for other in names if names[other] in own]
 

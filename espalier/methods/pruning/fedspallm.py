@@ -134,7 +134,7 @@ class FedSpaLLMSettings(PruningSettings):
         return self.local_method != "magnitude"
 
     def measures_again(self, rounds: int) -> bool:
-        """Return whether one of ``rounds`` rounds measures layers and samples of an earlier one."""
+        """Return whether a run of this many rounds prunes a layer twice with the same samples."""
         return self.depends_on_text and rounds > 1
 
     @property

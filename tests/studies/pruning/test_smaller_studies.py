@@ -57,6 +57,23 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     )
 
 
+def test_selections_are_those_of_the_runs(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("FLAP, block", "FLAP, kind")
+    monkeypatch.setattr(studies, "SELECTED", {name: studies.SELECTED[name] for name in names})
+    study = STUDIES["selections"]
+    rows = Rows(tmp_path / "smaller-selections.csv", study.keys, study.figures, CONDITIONS)
+    studies.selections(bench, rows)
+    assert [row["model"] for row in rows.rows] == ["dense", *names]
+    for name in names:
+        (run,) = (bench.work / f"0-0.3-{name}" / "runs").iterdir()
+        assert f'selection = "{name.partition(", ")[2]}"' in (run / "settings.toml").read_text()
+    # What was measured is not measured again.
+    studies.selections(bench, rows)
+    assert len(rows.rows) == 3
+
+
 def test_every_method_is_measured_plain_and_tuned(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
