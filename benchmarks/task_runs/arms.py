@@ -30,7 +30,7 @@ BASE = "FedPETuning"
 EXACT = {"FFA-LoRA": "ffa", "RoLoRA": "rolora", "FedEx-LoRA": "fedex"}
 """Settings ``fedpetuning.aggregation`` of methods with exact means."""
 FED_SB: Settings = {"method": "fed-sb", "training.learning-rate": 1e-2}
-"""Fed-SB with a ten times larger learning rate, because it trains far fewer numbers."""
+"""Fed-SB with a larger learning rate than the others, because it trains far fewer numbers."""
 BY_NORMS: Settings = {"federation.client-weights": "norms"}
 BY_SAMPLES: Settings = {"federation.client-weights": "samples"}
 """Weights of clients in HetLoRA, and in raFLoRA."""
@@ -38,7 +38,8 @@ UNLIMITED: Settings = {"federation.max-weight-ratio": 1e6}
 """The paper's weights: a client that alone has a rank has all of its weight."""
 LORA = (
     "FedPETuning", "HetLoRA", *EXACT, "HetLoRA, svd", "raFLoRA", "raFLoRA, zero-pad", "FLoRA",
-    "raFLoRA, limited", "HetLoRA, by samples", "raFLoRA, by samples", "FLoRA, rank 8", "Fed-SB",
+    "raFLoRA, limited", "HetLoRA, by samples", "HetLoRA, by samples, unlimited",
+    "raFLoRA, by samples", "raFLoRA, by samples, limited", "FLoRA, rank 8", "Fed-SB",
     "Fed-SB, rank 64",
 )  # fmt: skip
 """Arms of federated LoRA, which ``--equal bytes`` compares."""
@@ -119,7 +120,9 @@ ARMS: dict[str, Arm] = {
     "raFLoRA, zero-pad": Arm(_het("zero-pad", "holders") | UNLIMITED),
     "raFLoRA, limited": Arm(_het("zero-pad", "holders")),
     "HetLoRA, by samples": Arm(_het("zero-pad", "all") | BY_SAMPLES),
+    "HetLoRA, by samples, unlimited": Arm(_het("zero-pad", "all") | BY_SAMPLES | UNLIMITED),
     "raFLoRA, by samples": Arm(_het("zero-pad", "holders") | BY_SAMPLES | UNLIMITED),
+    "raFLoRA, by samples, limited": Arm(_het("zero-pad", "holders") | BY_SAMPLES),
     "FLoRA": Arm({"method": "flora", "lora.ranks": "2,4,8"}),
     "FLoRA, rank 8": Arm({"method": "flora"}),
     "Fed-SB": Arm({**FED_SB, "lora.rank": 32, "lora.alpha": 64.0}),

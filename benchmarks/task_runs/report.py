@@ -18,10 +18,11 @@ from benchmarks.reporting.panels import (
 )
 from benchmarks.reporting.rows import Row, Rows
 from benchmarks.reporting.tables import head_of, mean_and_spread
-from benchmarks.task_runs.arms import BASE, LORA
+from benchmarks.task_runs.arms import ARMS, BASE, LORA, Settings
 from benchmarks.task_runs.energy import energy_section
 from benchmarks.task_runs.study import ALONE, DENSE, FIGURES
 from espalier.results.style import GREY, Look
+from espalier.settings.keys import as_text
 
 LABELS = {
     "loss": "loss, nats per answer token",
@@ -51,6 +52,8 @@ PAIRS = (
         for name in ("HetLoRA, svd", "raFLoRA, zero-pad", "FLoRA", "HetLoRA, by samples")
     ),
     Pair("raFLoRA, by samples", "HetLoRA, by samples"),
+    Pair("raFLoRA, by samples", "HetLoRA, by samples, unlimited"),
+    Pair("raFLoRA, by samples, limited", "HetLoRA, by samples"),
     Pair("raFLoRA", "HetLoRA, svd"),
     *(
         Pair(name, "FedSODA")
@@ -121,9 +124,32 @@ def write_report(
     title = f"Tuning methods on {task}: loss and bytes, equal {equal}"
     lines += [picture(path, title), ""]
     lines += energy_section(path, conditions)
+    lines += _settings_section(list(arms))
     path.with_suffix(".md").write_text("\n".join(lines))
     lines_drawn = LINES if "rounds" in conditions else (*LINES, DENSE_MEAN)
     draw(_figure(rows, lines_drawn), path, title)
+
+
+def _settings_section(arms: Sequence[str]) -> list[str]:
+    """Return the arms' own settings, which go before the common ones of the conditions."""
+    lines = [
+        "## Settings of the arms",
+        "",
+        "In place of, or in addition to, the settings of the conditions: those that an arm has of"
+        " its own.",
+        "",
+        *head_of(["settings"]),
+    ]
+    for arm in arms:
+        if arm in ARMS:
+            first, own = ARMS[arm].first, _in_words(ARMS[arm].settings)
+            told = f"after a run with {_in_words(first)}: {own}" if first else own
+            lines.append(f"| {arm} | {told} |")
+    return [*lines, ""]
+
+
+def _in_words(settings: Settings) -> str:
+    return ", ".join(f"`{key}={as_text(value)}`" for key, value in settings.items())
 
 
 def _cell(rows: Sequence[Row], figure: str, seeds: int) -> str:

@@ -199,12 +199,20 @@ def _not_read_in_tables(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
                 chosen, whole = (
                     name if "." in name else f"{table}.{name}" for name in (choice, key)
                 )
-                if flat[chosen] not in values:
+                if flat[chosen] not in values and not _read_anyway(flat, whole, chosen):
                     known = () if "." in choice else _possible(method, kinds[table], choice)
                     possible = tuple(value for value in values if value in known or not known)
                     # The first reason for a key is the one that is reported.
                     unread_keys.setdefault(whole, (chosen, one_of(chosen, possible)))
     return unread_keys
+
+
+def _read_anyway(flat: Mapping[str, Any], key: str, condition: str) -> bool:
+    """Return whether the method's own settings lift a condition (``READ_ANYWAY``)."""
+    if flat["method"] not in METHODS:
+        return False
+    own, value = settings_of(flat["method"]).READ_ANYWAY.get((key, condition), ("method", None))
+    return bool(flat[own] == value)
 
 
 def one_of(key: str, values: tuple[Any, ...]) -> str:

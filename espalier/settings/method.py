@@ -51,6 +51,12 @@ class MethodSettings(Table):
     """
     SUMMED_WITH: ClassVar[Mapping[str, Any]] = {}
     """Settings by flat key with which ``federation.secure-sum`` works, if the defaults do not."""
+    READ_ANYWAY: ClassVar[Mapping[tuple[str, str], tuple[str, str]]] = {}
+    """Conditions of ``READ_WITH`` that do not hold with a value of the method's own settings.
+
+    From the key that is read and the key of the condition to a key of the method and its value; all
+    keys are flat.
+    """
     PRUNES: ClassVar[bool] = True
     """True if the method removes weights, heads, channels or blocks."""
     NEEDS_BASE_MODEL: ClassVar[bool] = True

@@ -44,6 +44,16 @@ RUNS = {
         ),
         ["enrol", "train", "fetch", "push", "train", "fetch"],
     ),
+    "fedpetuning svd": (
+        (
+            "federation.rounds=2",
+            "fedpetuning.aggregation=svd",
+            "training.steps=2",
+            "lora.merge=true",
+            "evaluation.local-baseline=false",
+        ),
+        ["enrol", "train", "fetch", "push", "train", "fetch"],
+    ),
     "fedprllm": (("data.num-samples=20", "num-clients=3"), ["enrol", "train", "evaluate"]),
     "fedspallm": (
         (
@@ -141,6 +151,18 @@ RUNS = {
             "federation.rounds=2",
             "lora.ranks=2,8",
             "hetlora.rank-weights=holders",
+            "training.steps=2",
+            "lora.merge=true",
+            "evaluation.local-baseline=false",
+            "part-bytes=1000000",
+        ),
+        ["enrol", "train", "train"],
+    ),
+    "hetlora svd": (
+        (
+            "federation.rounds=2",
+            "lora.ranks=2,8",
+            "hetlora.aggregation=svd",
             "training.steps=2",
             "lora.merge=true",
             "evaluation.local-baseline=false",

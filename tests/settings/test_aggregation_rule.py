@@ -89,6 +89,18 @@ def test_unread_numbers_are_refused() -> None:
         )
 
 
+def test_equal_weights_read_the_limit_only_if_ranks_have_holders() -> None:
+    """A client that holds a rank with few others has a large share of it with equal weights."""
+    limit = "federation.max-weight-ratio"
+    equal = {"method": "hetlora", "federation.client-weights": "equal", limit: 1e6}
+    holders = {**equal, "hetlora.rank-weights": "holders"}
+    assert parse(holders, by_hand=[limit]).federation.weight_limit == 1e6
+    with pytest.raises(InputError, match=r"client-weights = 'equal' does not read it"):
+        parse(equal, by_hand=[limit])
+    with pytest.raises(InputError, match=r"aggregation-rule = 'mean' does not read it"):
+        parse({**holders, RULE: "mean"}, by_hand=[limit])
+
+
 def test_secure_sums_leave_the_mean() -> None:
     for method, row in METHODS.items():
         if row.summands:

@@ -32,6 +32,12 @@ class HetLoRASettings(AdapterAveraging):
         "clients have different ranks, so that a coordinate of the higher ranks is a number of a"
         " few clients and zero at the others, and a median would be zero"
     )
+    READ_ANYWAY = {
+        # A client that holds a rank with few others has a large share of it, whatever its weight.
+        ("federation.max-weight-ratio", "federation.client-weights"): (
+            "hetlora.rank-weights", "holders",
+        ),
+    }  # fmt: skip
     PRUNES = False
 
     ranks: Ranks = ranks_field()

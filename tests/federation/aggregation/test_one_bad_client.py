@@ -229,14 +229,17 @@ CASES = {
     ),
     "slicegpt": Case({}, {"all signals where others have none": both(MOST, least_of_all)}),
     "fedpetuning": Case(TUNED, OF_UPDATES, "new"),
-    "fedpetuning svd": Case(
-        TUNED | {"fedpetuning.aggregation": "svd"},
-        {
-            "a huge B beside a tiny A": both(BILLION, scaled(lora_b=1e3, lora_a=1e-3)),
-            "turned round": OF_UPDATES["turned round, with a billion samples"],
-        },
-        "new",
-    ),
+    **{
+        f"{method} svd": Case(
+            TUNED | {f"{method}.aggregation": "svd"},
+            {
+                "a huge B beside a tiny A": both(BILLION, scaled(lora_b=1e3, lora_a=1e-3)),
+                "turned round": OF_UPDATES["turned round, with a billion samples"],
+            },
+            "new",
+        )
+        for method in ("fedpetuning", "hetlora")
+    },
     "hetlora": Case(TUNED, OF_SOME_UPDATES, "new"),
     **{
         f"fedpetuning {name}": Case(
@@ -309,6 +312,7 @@ ALL_SLOW = (
     "flora",
     "hetlora",
     "hetlora holders",
+    "hetlora svd",
     "sft-p",
     "sft-p median",
 )

@@ -149,6 +149,15 @@ class TestRolora(Promises):
             2: {"attn.q.lora_a", "attn.v.lora_a"},
         }
 
+    def test_a_reply_has_the_bytes_of_one_factor(self, plain: Uninterrupted) -> None:
+        """Both matrices have 16 inputs; q has 16 outputs and v 8. Rank 2, float32."""
+        sent: dict[int, set[int]] = {}
+        for _, reply in plain.received:
+            body = read(reply.content)
+            for blob in body.blobs.values():
+                sent.setdefault(body.header.server_round, set()).add(num_data_bytes(blob))
+        assert sent == {1: {4 * 2 * (16 + 8)}, 2: {4 * 2 * (16 + 16)}}
+
 
 @pytest.mark.parametrize("aggregation", ["ffa", "rolora"])
 def test_secret_means_are_those_of_plain_means(

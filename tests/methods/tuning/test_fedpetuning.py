@@ -326,3 +326,12 @@ class TestFedPETuning(FedPETuningRuns, Promises):
         assert (tuned - before).abs().max() > 0.01
         # The merged weights are rounded to bfloat16.
         torch.testing.assert_close(tuned, whole, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.slow
+class TestMeansOfUpdates(FedPETuningRuns, Promises):
+    """Promises of means of the updates B A (``fedpetuning.aggregation=svd``)."""
+
+    settings: ClassVar[dict[str, Any]] = FedPETuningRuns.settings | {
+        "fedpetuning.aggregation": "svd",
+    }

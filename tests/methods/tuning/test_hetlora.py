@@ -3,7 +3,7 @@
 Every client has its own rank, update norms are the weights, and clients may give up ranks.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -287,3 +287,10 @@ class TestHetLoRA(HetLoRARuns, Promises):
         grid.before_push = requests.append
         bench.run(grid, **changes)
         assert limits(requests, 3) == {0: 2, 1: 4, 2: 8, 3: 8}
+
+
+@pytest.mark.slow
+class TestMeansOfUpdates(HetLoRARuns, Promises):
+    """Promises of means of the updates B A (``hetlora.aggregation=svd``)."""
+
+    settings: ClassVar[dict[str, Any]] = HetLoRARuns.settings | {"hetlora.aggregation": "svd"}

@@ -10,8 +10,16 @@ from espalier.messages.records import read
 from tests.bench import Bench, private_text, results, summary
 from tests.in_process import InProcessGrid
 from tests.methods.promises.promises import Promises
-from tests.methods.tuning.adapters_sent import PATHS, factors, norm_weights, sent_adapters, written
-from tests.methods.tuning.hetlora_runs import HetLoRARuns
+from tests.methods.tuning.adapters_sent import (
+    PATHS,
+    bodies,
+    factors,
+    norm_weights,
+    num_data_bytes,
+    sent_adapters,
+    written,
+)
+from tests.methods.tuning.hetlora_runs import SIDES, HetLoRARuns
 
 SETTINGS: dict[str, Any] = {
     "federation.rounds": 1,
@@ -127,3 +135,15 @@ class TestRaFlora(HetLoRARuns, Promises):
     settings: ClassVar[dict[str, Any]] = HetLoRARuns.settings | {
         "hetlora.rank-weights": "holders",
     }
+
+    def test_a_reply_has_the_bytes_of_the_client_s_rank(self, bench: Bench) -> None:
+        changes = {"hetlora__gamma": 1.0}
+        grid = bench.grid(**changes)
+        bench.run(grid, **changes)
+        for server_round in (1, 2):
+            found = {
+                client: [num_data_bytes(blob) for body in replies for blob in body.blobs.values()]
+                for client, replies in bodies(grid, server_round, "train").items()
+            }
+            for client, rank in enumerate((2, 4, 8, 8)):
+                assert found[client] == [4 * rank * SIDES] * len(found[client])
