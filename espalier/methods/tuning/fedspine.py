@@ -39,6 +39,8 @@ from espalier.settings.tables.lora import LoraSettings
 
 CHOSEN = ("bandit", "random")
 """Allocations that choose the pruning ratio and rank for each device."""
+PLAYS_OF_CHANCE = 15
+"""Number of choices up to which a bandit's regret is that of random choices, by our study."""
 
 
 class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
@@ -91,8 +93,9 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
         "bandit",
         description=(
             "Choice of a device's pruning ratio and rank in a round: by a bandit of its own, by a"
-            " schedule that is the same for all devices, or at random. A bandit has learned"
-            " nothing before about 30 rounds; with fewer the schedule is better."
+            " schedule that is the same for all devices, or at random. With 15 choices or fewer a"
+            " bandit does no better than chance, and some devices prune less than asked; `fixed`"
+            " prunes as much as asked."
         ),
     )
     arm_space: Literal["relative", "absolute"] = Field(
@@ -195,6 +198,11 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
     def chooses_ratios(self) -> bool:
         """True if the pruning ratio of each device is chosen; otherwise all follow the schedule."""
         return self.chooses and self.adaptive_pruning and self.pruning_ratio > 0
+
+    def learns_nothing(self, rounds: int) -> bool:
+        """Return whether bandits have too few rounds to do better than chance."""
+        # Nothing is chosen in the first round.
+        return self.chooses and self.allocation == "bandit" and rounds - 1 <= PLAYS_OF_CHANCE
 
     def rounds_of_pruning(self, rounds: int) -> int:
         """Return the number of rounds in which the schedule prunes (T), by default half of all."""

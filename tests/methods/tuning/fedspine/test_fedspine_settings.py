@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from espalier.errors import EspalierError
+from espalier.methods.tuning.fedspine import FedSpineSettings
 from tests.bench import Bench, Home, summary
 from tests.methods.promises.contracts import assert_planned
 from tests.methods.tuning.fedspine.fedspine_runs import FedSpineRuns
@@ -51,6 +52,29 @@ class TestFedSpine(FedSpineRuns):
         assert {client["status"] for client in summary(bench.run(**changes))["clients"]} == {
             "completed"
         }
+
+    def test_a_run_tells_that_its_bandits_have_too_few_rounds(
+        self, bench: Bench, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        bench.run()
+        assert "chosen by bandit (no better than chance in 2 rounds)" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("rounds", "changes", "expected"),
+        [
+            (16, {}, True),
+            (17, {}, False),
+            (2, {"fedspine.allocation": "fixed"}, False),
+            (2, {"fedspine.adaptive-pruning": False}, True),
+            (2, {"fedspine.adaptive-pruning": False, "fedspine.adaptive-rank": False}, False),
+        ],
+    )
+    def test_fifteen_choices_teach_nothing(
+        self, rounds: int, changes: dict[str, Any], expected: bool
+    ) -> None:
+        """Nothing is chosen in round 1."""
+        flat = {name.partition(".")[2]: value for name, value in changes.items()}
+        assert FedSpineSettings.model_validate(flat).learns_nothing(rounds) is expected
 
     def test_devices_score_their_models_on_task_items(self, bench: Bench) -> None:
         """Devices evaluate their own models on the server's items.
