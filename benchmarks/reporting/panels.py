@@ -90,11 +90,14 @@ class StudyFigure:
     """Height of a panel in pixels; 0 follows from the number of rows."""
     shared: bool | Literal["row", "col"] = False
     """Panels that share their axis of values."""
+    seeds: int = 0
+    """Number of seeds; points with fewer values have their number beside them. 0: not shown."""
 
 
-def seeds_note(number: int) -> str:
-    """Return the note of a figure whose points are means over seeds."""
-    return TEXT_SPREAD.format(number) if number > 1 else "One seed"
+def seeds_note(number: int, fewer: bool = False) -> str:
+    """Return the note of a figure whose points are means over seeds, some of ``fewer`` ones."""
+    note = TEXT_SPREAD.format(number) if number > 1 else "One seed"
+    return f"{note}; small numbers: of fewer seeds" if fewer else note
 
 
 def title_of(path: Path, default: str) -> str:
@@ -205,6 +208,8 @@ def _draw_panel(
         at = [(places.index(place) if named else float(place)) + shift for place in one.values]
         handle = _draw_series(axes, one, at, rows)
         drawn |= {one.label: handle} if one.label else {}
+        if rows and figure.seeds:
+            _count_seeds(axes, one, at, figure.seeds)
     for reference in panel.references:
         line = (axes.axvline if rows else axes.axhline)(
             reference.value, color=reference.look.colour, linestyle=reference.look.line,
@@ -288,6 +293,16 @@ def _draw_series(axes: "Axes", one: Series, at: Sequence[float], rows: bool) -> 
         )  # fmt: skip
     shown = one.look if isinstance(one.look, Look) else _in_grey(looks)
     return Line2D([], [], linestyle=shown.line if joined else "", **_marker(shown))
+
+
+def _count_seeds(axes: "Axes", one: Series, at: Sequence[float], seeds: int) -> None:
+    """Write the number of values above the points that have fewer than ``seeds``; in rows only."""
+    for values, row in zip(one.values.values(), at, strict=True):
+        if len(values) < seeds:
+            axes.annotate(
+                f"{len(values)}", (fmean(values), row), (0, 4.5), textcoords="offset points",
+                ha="center", size=SMALL - 1, color=GREY,
+            )  # fmt: skip
 
 
 def _marker(look: Look) -> dict[str, Any]:

@@ -16,6 +16,8 @@ KEYS = ("seed", "arm", "round", "rank")
 FIGURES = ("share",)
 SHOWN = 4
 """Maximum number of rounds in the figure."""
+MARKERS = ("h", "s", "^", "D")
+"""Markers of the rounds in the figure."""
 TITLE = "Energy of each rank over the rounds"
 
 
@@ -80,7 +82,7 @@ def _figure(rows: Rows, arms: list[str], rounds: list[int], ranks: list[int]) ->
             [
                 Series(
                     f"after round {number}",
-                    METHODS["hetlora"].variant(place),
+                    METHODS["hetlora"].variant(place)._replace(marker=MARKERS[place]),
                     {rank: _shares(rows, arm, number, rank) for rank in ranks},
                 )
                 for place, number in enumerate(rounds)

@@ -22,7 +22,7 @@ from benchmarks.reporting.panels import (
 )
 from benchmarks.reporting.tables import head_of, mean_and_spread
 from benchmarks.task_runs.arms import LORA
-from benchmarks.task_runs.report import DENSE_MEAN, LABELS
+from benchmarks.task_runs.report import AXES, DENSE_MEAN
 from benchmarks.task_runs.study import ALONE, DENSE
 from espalier.amounts import count
 from espalier.results.style import GREY, Look
@@ -139,7 +139,7 @@ def _figure(
         panels.append(
             Panel(
                 one["title"],
-                LABELS[one["figure"]],
+                AXES[one["figure"]],
                 [Series("", looks, {arm: values[arm] for arm in arms if arm in values})],
                 [
                     Reference(label, fmean(line), Look(GREY, "", dashes))
@@ -148,4 +148,9 @@ def _figure(
                 ],
             )
         )
-    return StudyFigure(panels, 2, seeds_note(seeds), rows=True)
+    fewer = any(len(own[arm]) < seeds for own in scores for arm in arms if arm in own)
+    short = sum(0 < len(values.get(ALONE, ())) < seeds for values in scores)
+    note = seeds_note(seeds, fewer)
+    if short:
+        note += f"; local baselines of {count(short, 'panel')}: of fewer too"
+    return StudyFigure(panels, 2, note, rows=True, seeds=seeds)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from benchmarks.reporting.looks import look_of_arm
@@ -34,6 +34,11 @@ LABELS = {
     "million_parameters": "million parameters",
     "client_seconds": "seconds of all clients",
 }
+AXES = {
+    "loss": "loss, nats per answer token (lower is better)",
+    "acc": "accuracy (higher is better)",
+}
+"""Labels of scores in figures."""
 LINES = (
     (DENSE, "dense", "--"),
     (ALONE, "local baseline", ":"),
@@ -178,10 +183,14 @@ def _figure(rows: Rows, lines: Sequence[tuple[str, str, str]]) -> StudyFigure:
         (arm for arm in sent if arm in scores["loss"]), key=lambda arm: fmean(scores["loss"][arm])
     )
     looks = {arm: look_of_arm(arm) for arm in arms}
+    # A logarithmic axis has no place for a deviation that reaches below 0.
+    above_zero = all(
+        fmean(values) > stdev(values) for values in scores["loss"].values() if len(values) > 1
+    )
     panels = [
         Panel(
             "",
-            LABELS[score],
+            AXES[score],
             [Series("", looks, {arm: values[arm] for arm in arms if arm in values})],
             [
                 Reference(label, fmean(values[arm]), Look(GREY, "", line))
@@ -189,7 +198,7 @@ def _figure(rows: Rows, lines: Sequence[tuple[str, str, str]]) -> StudyFigure:
                 if arm in values
             ],
             # With labels as answers, tuning divides the loss by ten and more.
-            scale="log" if score == "loss" and scores["acc"] else "linear",
+            scale="log" if score == "loss" and scores["acc"] and above_zero else "linear",
         )
         for score, values in scores.items()
         if values
@@ -203,7 +212,11 @@ def _figure(rows: Rows, lines: Sequence[tuple[str, str, str]]) -> StudyFigure:
         )
     )
     seeds = len({row["seed"] for row in rows.rows})
-    return StudyFigure(panels, len(panels), seeds_note(seeds), rows=True)
+    fewer = any(
+        len(values[arm]) < seeds for values in scores.values() for arm in arms if arm in values
+    )
+    note = seeds_note(seeds, fewer)
+    return StudyFigure(panels, len(panels), note, rows=True, seeds=seeds)
 
 
 def _by_arm(rows: Rows, figure: str) -> dict[str, list[float]]:

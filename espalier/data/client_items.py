@@ -90,17 +90,34 @@ def client_items(
         source.partition.require_enough(corpus.labels)
     # With duplicates left out, what a record or group contributes would depend on the others.
     distinct = not settings.privacy.on
-    train, held_out = corpus.share(source.partition, client, distinct=distinct)
+    train, held_out = corpus.share(
+        source.partition, client, distinct=distinct, never_empty=distinct and bool(group)
+    )
     if node.fewest_groups():
         require_groups(node, [set(train.label_numbers.tolist())], "give the site more data")
     if not train:
-        unit = "group" if group else "item"
-        raise InputError(
-            f"data: the client has no training items of the task {task.name}; duplicates count"
-            f" once, and one {unit} in ten is held out; give the client more {unit}s, raise"
-            " data.alpha, or lower num-clients"
-        )
+        raise InputError(_nothing_to_train_on(settings, node, bool(held_out)))
     return train, held_out
+
+
+def _nothing_to_train_on(settings: RunSettings, node: NodeSettings, held_out: bool) -> str:
+    """Return the error text for a client without training items."""
+    data = settings.data
+    if held_out:
+        why = (
+            "all its items are held out, as one question in ten is (items with the same question"
+            " are on the same side)"
+        )
+    else:
+        why = "it has none at all; duplicates count once, at one client only"
+    remedies = ["give the client more items"]
+    if node.simulated and "{client}" not in data.path:
+        remedies += ["lower num-clients"]
+        remedies += ["raise data.alpha"] if data.partition in ("dirichlet", "quantity") else []
+    return (
+        f"data: the client has no training items of the task {settings.task.name}: {why};"
+        f" {', or '.join(remedies)}"
+    )
 
 
 @redacted_errors

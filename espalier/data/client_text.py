@@ -83,7 +83,11 @@ def _indexed_passages(
     corpus = open_corpus(source, node.state_root())
     if isinstance(source_files.partition, Partition):
         source_files.partition.require_enough(corpus.labels)
-    calibration, held_out = corpus.share(source_files.partition, client, distinct=distinct)
+    # In a private run, what a group contributes would depend on the others.
+    keep = distinct and bool(group_field(data, node))
+    calibration, held_out = corpus.share(
+        source_files.partition, client, distinct=distinct, never_empty=keep
+    )
     if node.fewest_groups():
         require_groups(node, [set(calibration.label_numbers.tolist())], "give the site more data")
     return calibration, held_out

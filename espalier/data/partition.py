@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.amounts import count
 from espalier.data.passages import digest
 from espalier.errors import InputError
 from espalier.seeds import derive_seed
@@ -40,10 +41,11 @@ class Partition:
         Raises InputError if a client would get none.
         """
         if self.kind in ("by-field", "by-group") and len(labels) < self.num_clients:
-            of = "labels" if self.kind == "by-field" else "groups"
+            of = "label" if self.kind == "by-field" else "group"
+            there = "there is" if len(labels) == 1 else "there are"
             raise InputError(
-                f"data.partition = '{self.kind}': there are {len(labels)} {of} for num-clients ="
-                f" {self.num_clients}; lower num-clients, or choose another partition"
+                f"data.partition = '{self.kind}': {there} {count(len(labels), of)} for"
+                f" num-clients = {self.num_clients}; lower num-clients, or choose another partition"
             )
 
     def select(self, client: int, texts: Sequence[str]) -> list[str]:

@@ -16,7 +16,7 @@ from espalier.data.files.file_text import FileText
 from espalier.data.token_pieces import Encode, TokenPieces
 from espalier.errors import InputError
 
-ONCE = "duplicate passages count once"
+ONCE = "duplicate passages count once, and one passage in ten is held out"
 """Hint in errors about a client's text that is too short, because its file may be long."""
 
 

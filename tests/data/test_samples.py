@@ -113,7 +113,8 @@ def test_hash_is_of_little_endian_int64_token_ids() -> None:
 def test_short_text_error_mentions_duplicates() -> None:
     """A long file that repeats one passage holds little text."""
     with pytest.raises(
-        EspalierError, match="duplicate passages count once; give the client more text"
+        EspalierError,
+        match="duplicate passages count once, and one passage in ten is held out; give the",
     ) as caught:
         calibration_samples(["oak"], lambda text: list(text.encode()), 2, 8, 0)
     assert "duplicate passages count once" in caught.value.outward

@@ -170,6 +170,7 @@ class CorpusIndex(Generic[T]):
         client: int = 0,
         *,
         distinct: bool = True,
+        never_empty: bool = False,
     ) -> tuple["Indexed[T]", "Indexed[T]"]:
         """Return the units of one client, to be used and held out.
 
@@ -180,9 +181,10 @@ class CorpusIndex(Generic[T]):
         partition : partition of the records among clients; None: all records belong to the client
         distinct : False keeps repeated units, so that what a record contributes does not depend on
             the others
+        never_empty : True holds nothing out if nothing else would be left to use
         """
         if isinstance(partition, FlowerPartition):
-            return self._split(self._by_records(partition, client), distinct)
+            return self._split(self._by_records(partition, client), distinct, never_empty)
         is_mine = partition.chooser(client, self.labels) if partition else None
         numbers: list[Numbers] = []
         for first in range(0, len(self), ROWS_AT_ONCE):
@@ -193,7 +195,8 @@ class CorpusIndex(Generic[T]):
                 else np.flatnonzero(is_mine(rows["point"].astype("u8"), rows["label"]))
             )
             numbers.append(first + mine)
-        return self._split(np.concatenate(numbers) if numbers else np.empty(0, np.int64), distinct)
+        own = np.concatenate(numbers) if numbers else np.empty(0, np.int64)
+        return self._split(own, distinct, never_empty)
 
     def _by_records(self, partition: FlowerPartition, client: int) -> Numbers:
         """Return the numbers of a client's rows; all rows of a record belong to one client."""
@@ -215,12 +218,16 @@ class CorpusIndex(Generic[T]):
         mine[partition.records_of(client, labels[begins], self.labels)] = True
         return np.flatnonzero(mine[records])
 
-    def _split(self, numbers: Numbers, distinct: bool) -> tuple["Indexed[T]", "Indexed[T]"]:
+    def _split(
+        self, numbers: Numbers, distinct: bool, never_empty: bool
+    ) -> tuple["Indexed[T]", "Indexed[T]"]:
         """Return the units of some rows, with ``distinct`` each once, to be used and held out."""
         own = self._each_once(numbers) if distinct else numbers
         held_out = np.concatenate(
             [digests_are_held_out(rows["side"]) for rows in self.chosen(own)] or [np.empty(0, bool)]
         )
+        if never_empty and held_out.all():
+            held_out[:] = False
         return Indexed(self, own[~held_out]), Indexed(self, own[held_out])
 
     def chosen(self, numbers: Numbers) -> Iterator[Rows]:

@@ -3,6 +3,7 @@
 LoRA adapters are averaged, with a rank for each client.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -32,7 +33,7 @@ class HetLoRASettings(AdapterAveraging):
         "clients have different ranks, so that a coordinate of the higher ranks is a number of a"
         " few clients and zero at the others, and a median would be zero"
     )
-    READ_ANYWAY = {
+    READ_ANYWAY: ClassVar[Mapping[tuple[str, str], tuple[str, str]]] = {
         # A client that holds a rank with few others has a large share of it, whatever its weight.
         ("federation.max-weight-ratio", "federation.client-weights"): (
             "hetlora.rank-weights", "holders",

@@ -9,7 +9,7 @@ from espalier.data.client_text import split_passages
 from espalier.data.files import corpus_index, tables
 from espalier.data.files.formats import open_rows
 from espalier.data.files.tables import DelimitedRows
-from espalier.data.passages import split
+from espalier.data.passages import is_held_out, split
 from espalier.errors import EspalierError
 from espalier.settings.node import parse_node
 from espalier.settings.run import RunSettings, parse
@@ -125,6 +125,48 @@ def test_groups_of_a_task_are_not_divided(tmp_path: Path) -> None:
         for part in client_items(parse(run), node(tmp_path), client)
     ]
     assert sum(map(len, parts)) == len(set.union(*parts)) == 50
+
+
+def groups_by_side() -> tuple[str, str]:
+    """Return the name of a group that is held out, and of one that is not."""
+    names = [f"w{number}" for number in range(100)]
+    return next(filter(is_held_out, names)), next(name for name in names if not is_held_out(name))
+
+
+@pytest.mark.parametrize("task", ["sst2", "text"])
+def test_a_client_s_only_group_is_not_held_out(task: str, tmp_path: Path) -> None:
+    """With a second group that is not held out, the first one is."""
+    out, other = groups_by_side()
+    for groups, expected in (([out], {out}), ([out, other], {other})):
+        write_lines(
+            tmp_path / "a.jsonl",
+            [{"sentence": f"{g} {n}", "label": n % 2, "wood": g} for g in groups for n in range(5)],
+        )
+        run = {
+            "method": "fedpetuning", "task.name": task, "num-clients": 1,
+            "data.path": str(tmp_path / "a.jsonl"), "data.group": "wood",
+        }  # fmt: skip
+        if task == "text":
+            run |= {"data.field": "sentence"}
+            own, held_out = split_passages(parse(run), node(tmp_path), 0)
+            found = [{text.split()[0] for text in part} for part in (own, held_out)]
+        else:
+            parts = client_items(parse(run), node(tmp_path), 0)
+            found = [{item.texts[0].split()[0] for item in part} for part in parts]
+        assert found == [expected, {*groups} - expected]
+
+
+def test_in_a_private_run_a_group_does_not_decide_about_another(tmp_path: Path) -> None:
+    out, _ = groups_by_side()
+    rows = [{"sentence": f"{out} {n}", "label": n % 2, "wood": out} for n in range(5)]
+    write_lines(tmp_path / "a.jsonl", rows)
+    run = {
+        "method": "fedpetuning", "task.name": "sst2", "num-clients": 1, "privacy.epsilon": 8.0,
+        "data.path": str(tmp_path / "a.jsonl"), "data.group": "wood",
+        "federation.client-weights": "equal", "evaluation.local-baseline": False,
+    }  # fmt: skip
+    with pytest.raises(EspalierError, match="all its items are held out"):
+        client_items(parse(run), node(tmp_path), 0)
 
 
 @pytest.mark.parametrize(

@@ -74,14 +74,26 @@ def _require_messages_only(record: Fields) -> None:
 
 
 def _item(record: Fields, field: str, messages: Sequence[tuple[str, str]], first: int) -> Item:
-    """Return the item of a conversation, whose question ends before the first answer."""
+    """Return the item of a conversation, whose question ends before the first answer to it.
+
+    What the assistant says before the first message of the user, such as a greeting, is a part of
+    the question: many conversations begin with the same words.
+    """
     roles = [role for role, _ in messages]
     if "assistant" not in roles[first:]:
         raise record.refused(
             field, "has no message of the assistant", "add the answer, or remove the record"
         )
     # The first message that is an answer and is not part of the prompt.
-    start = roles.index("assistant", first)
+    asked = roles.index("user") if "user" in roles else 0
+    answers = [at for at in range(max(first, asked), len(roles)) if roles[at] == "assistant"]
+    if not answers:
+        raise record.refused(
+            field,
+            "has no message of the assistant after the first one of the user",
+            "add the answer, or remove the record",
+        )
+    start = answers[0]
     if not start:
         raise record.refused(
             field, "begins with the assistant", "put the question before the answer"
