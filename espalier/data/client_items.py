@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -137,8 +138,24 @@ def mapped_columns(settings: RunSettings, node: NodeSettings, task: Task) -> dic
         require_fields_of(task, columns)
     elif task.name in OWN_TASKS:
         _require_named_fields(settings.data.prompt, columns)
+    else:
+        _require_no_misspelt(task, columns)
     require_fields_differ(task, columns)
     return columns
+
+
+def _require_no_misspelt(task: Task, columns: Mapping[str, str]) -> None:
+    """Refuse names in a site's ``data-columns`` that are nearly those of a task's fields.
+
+    Others may be names of another task's fields.
+    """
+    free = [name for name in task.fields if name not in columns]
+    for name in columns:
+        if name not in task.fields and (meant := get_close_matches(name, free, 1)):
+            raise InputError(
+                f"data-columns: the task {task.name} has no field '{name}'; did you mean"
+                f" {meant[0]}={columns[name]}?"
+            )
 
 
 def _require_named_fields(prompt: str, columns: Mapping[str, str]) -> None:

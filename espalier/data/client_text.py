@@ -16,7 +16,7 @@ from espalier.data.data_protection import (
     require_tokens,
 )
 from espalier.data.files.corpus_index import Indexed, open_corpus
-from espalier.data.files.files import CLIENT_KEYS, TextRows
+from espalier.data.files.files import CLIENT_KEYS, TextRows, opened, require_text
 from espalier.data.files.formats import open_rows
 from espalier.data.files.hub import HubRows
 from espalier.data.files.rows import RowFile, text_of
@@ -142,6 +142,9 @@ def _refuse_fields(file: TextRows, data: DataSettings, node: NodeSettings) -> No
         }
     for key, value in named.items():
         if value:
+            # A file that is no text at all has another remedy.
+            with opened(file.path, file.keys) as content:
+                require_text(content)
             raise InputError(
                 f"{key} = '{value}': {file.path} is a text file, which has no fields; leave it out,"
                 " or name a file of records, such as JSON Lines, CSV or Parquet"

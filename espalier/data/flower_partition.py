@@ -23,11 +23,12 @@ ROW = "row"
 NOBODY = -1
 UNFIT = {
     "Partitioner",
+    "DistributionPartitioner",
     "IdToSizeFncPartitioner",
     "VerticalEvenPartitioner",
     "VerticalSizePartitioner",
 }
-"""Classes that are abstract, need a function as an argument, or divide columns instead of rows."""
+"""Classes that are abstract, need a function or an array as an argument, or divide columns."""
 
 
 @dataclass(frozen=True)

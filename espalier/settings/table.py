@@ -1,5 +1,6 @@
 """Base class of all settings tables: hyphenated keys, no unknown keys, no silent conversion."""
 
+import csv
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar
@@ -31,12 +32,20 @@ class Table(BaseModel):
     """
 
 
+def comma_separated(text: str) -> list[str]:
+    """Return the entries of a list, without blank space around them; none of an empty text.
+
+    An entry in double quotes may contain commas, as in CSV.
+    """
+    return [entry.strip() for entry in next(csv.reader([text], skipinitialspace=True), [])]
+
+
 def columns_of(text: str) -> dict[str, str]:
     """Return the field of a file for each field that a task needs.
 
     Parameters
     ----------
-    text : pairs ``needed=there``, separated by commas; empty: none
+    text : pairs ``needed=there``, separated by commas (``comma_separated``); empty: none
 
     Raises
     ------
@@ -44,12 +53,13 @@ def columns_of(text: str) -> dict[str, str]:
         A pair lacks a name, or a needed field occurs twice.
     """
     columns: dict[str, str] = {}
-    for pair in map(str.strip, text.split(",")) if text else ():
+    for pair in comma_separated(text):
         needed, _, there = (part.strip() for part in pair.partition("="))
         if not needed or not there:
             raise ValueError(
                 f"{pair!r} is not a pair; write needed=there, for example"
-                " instruction=question,response=answer"
+                " instruction=question,response=answer; put a pair that contains a comma in double"
+                " quotes"
             )
         if needed in columns:
             raise ValueError(f"'{needed}' occurs twice; name one field for it")

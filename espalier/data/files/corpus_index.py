@@ -407,6 +407,7 @@ def _state(source: Source[Any]) -> list[list[int]]:
 
 def _packed(source: Source[Any], labels: dict[str, int]) -> Iterator[bytes]:
     """Yield the packed rows of all units, and collect their labels in ``labels``."""
+    row = None
     for number, file in enumerate(source.files):
         for row in file.rows(source.columns):
             for place, unit in enumerate(source.units(row)):
@@ -415,6 +416,9 @@ def _packed(source: Source[Any], labels: dict[str, int]) -> Iterator[bytes]:
                 yield _PACKED.pack(
                     unit.digest, point, *row.place, unit.side[:8], number, place, label
                 )
+    # Each file of many may be empty, but not all of them.
+    if row is None and source.files:
+        raise source.files[0].empty()
 
 
 @contextmanager

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from glob import glob, has_magic
 from pathlib import Path
 
+from espalier.data.files.delimited import DelimitedRows
 from espalier.data.files.files import JsonArrayRows, JsonLinesRows, TextRows, opened
 from espalier.data.files.rows import RowFile
 from espalier.data.files.tables import (
     ArrowFileRows,
-    DelimitedRows,
     ParquetRows,
     SavedDatasetRows,
     no_splits,

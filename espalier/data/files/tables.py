@@ -1,156 +1,41 @@
-"""Rows of tables: CSV, TSV, Parquet, Arrow, and folders that ``datasets`` saved.
+"""Rows of tables: Parquet, Arrow, and folders that ``datasets`` saved.
 
 Memory holds a few hundred rows at a time, and of a Parquet file a part of a row group.
 """
 
-import csv
-import re
+import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-from espalier.amounts import count
 from espalier.data.files.compression import (
     GZIP,
     HEAD_BYTES,
     ZSTANDARD,
-    Bytes,
     import_library,
 )
 from espalier.data.files.file_kinds import UNPACK, kind_refused
-from espalier.data.files.files import blocks, no_such_file, not_utf8, opened
-from espalier.data.files.records import NAME, FirstLineNamed
+from espalier.data.files.files import no_such_file
+from espalier.data.files.records import NAME
 from espalier.data.files.rows import ClassNumber, Place, PlaceCursor, Row, RowFile, status_of
 from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError, first_line
 
 ROWS_AT_ONCE = 256
 """Number of rows that are converted to Python values at a time."""
-MAX_CELL = 1 << 24
-"""Maximum size of a cell of a CSV file in characters.
-
-A quote that does not end would otherwise take the rest of the file into one cell.
-"""
-MAX_HEADER = 1 << 16
-"""Number of bytes in which the delimiters of a header are looked for."""
-QUOTE = "quote fields that contain the delimiter, a quote or a line end"
 PARQUET_BUFFER = 1 << 20
 """Number of bytes of a column of a Parquet file that are read at a time."""
 ARROW_FILE = b"ARROW1"
 """First bytes of an Arrow file."""
 ARROW_STREAM = b"\xff\xff\xff\xff"
 """First bytes of an Arrow stream."""
-_QUOTED = re.compile(rb'"[^"]*"')
+SPLITS = "dataset_dict.json"
+"""File of a folder that ``datasets`` saved with several splits; it names them."""
 
 Batch = tuple[int, Any]
 """Number of the first row, from 0, and a ``pyarrow.RecordBatch``."""
-
-
-class DelimitedRows(RowFile):
-    """Rows of a CSV or TSV file with a header; every value is a string.
-
-    Blank space around the names of columns is ignored.
-
-    Parameters
-    ----------
-    delimiters : characters that may separate fields, the likeliest first
-    """
-
-    CONTENT = "a header and records"
-
-    def __init__(self, path: str, keys: str, delimiters: str) -> None:
-        super().__init__(path, keys)
-        self._delimiters = delimiters
-
-    def read(self, columns: Sequence[str]) -> Iterator[Row]:
-        csv.field_size_limit(MAX_CELL)
-        with opened(self.path, self.keys) as file:
-            delimiter = self._delimiter(next(blocks(file), b""))
-        with opened(self.path, self.keys) as file:
-            reader = csv.reader(_lines(file), delimiter=delimiter, strict=True)
-            header = self._header(reader)
-            if not header:
-                return
-            self.require_columns(columns, header, of_first_line=True)
-            alone = (
-                "" if len(header) > 1 else f" (one field, without {self._signs()} in the header)"
-            )
-            for number, cells in enumerate(self._cells(reader)):
-                where = f"{self.path}: row {number + 1}{alone}"
-                if len(cells) != len(header):
-                    raise InputError(
-                        f"{where} has {count(len(cells), 'field')}, the header has {len(header)};"
-                        f" {QUOTE}"
-                    )
-                record = FirstLineNamed(zip(header, cells, strict=True))
-                yield Row((number, 0), where, record)
-
-    def _delimiter(self, head: bytes) -> str:
-        """Return the delimiter with which the header and the first row have as many fields.
-
-        If there is none, or ``head`` does not have the whole first row, it is the first one in the
-        header.
-        """
-        header = _QUOTED.sub(b"", head[:MAX_HEADER]).partition(b"\n")[0].decode(errors="replace")
-        found = [sign for sign in self._delimiters if sign in header]
-        lines = head.decode(errors="replace").splitlines(keepends=True)
-        if len(found) > 1:
-            for sign in found:
-                rows = csv.reader(lines[:-1], delimiter=sign)
-                with suppress(csv.Error, StopIteration):
-                    if len(next(rows)) == len(next(rows)):
-                        return sign
-        return next(iter(found), self._delimiters[0])
-
-    def _signs(self) -> str:
-        return " ".join("tab" if sign == "\t" else sign for sign in self._delimiters)
-
-    def _header(self, reader: Iterator[list[str]]) -> list[str]:
-        return [name.strip() for name in next(self._cells(reader), ())]
-
-    def _cells(self, reader: Iterator[list[str]]) -> Iterator[list[str]]:
-        """Yield the rows that are not blank."""
-        first = 1
-        try:
-            for cells in reader:
-                first = getattr(reader, "line_num", 0) + 1
-                if cells:
-                    yield cells
-        except csv.Error as error:
-            raise self._not_a_table(first, error) from None
-
-    def _not_a_table(self, line: int, error: csv.Error) -> EspalierError:
-        """Return the error for the row that begins on a line."""
-        why, remedy = str(error), f"{QUOTE}, and double quotes within them"
-        if "new-line character" in why:
-            why, remedy = "a line ends with a carriage return alone", "end lines with \\n or \\r\\n"
-        elif "field larger" in why or "unexpected end" in why:
-            why = f"a field does not end within the file or {MAX_CELL:,} characters"
-        kind = "CSV" if "," in self._delimiters else "TSV"
-        return InputError(f"{self.path}: line {line} is not {kind}: {why}; {remedy}")
-
-
-def _lines(file: Bytes) -> Iterator[str]:
-    """Yield the decoded lines of a file, with their ends."""
-
-    def decoded(line: bytes) -> str:
-        try:
-            return line.decode()
-        except UnicodeDecodeError as error:
-            raise not_utf8(file.name, start, error) from None
-
-    incomplete = b""
-    start = file.skip_mark()
-    for block in blocks(file):
-        # The rest of the last line may be in the next block.
-        *lines, incomplete = (incomplete + block).split(b"\n")
-        for line in lines:
-            yield decoded(line + b"\n")
-            start += len(line) + 1
-    if incomplete:
-        yield decoded(incomplete)
 
 
 class _ColumnValues:
@@ -339,6 +224,8 @@ class DatasetRows(ArrowRows):
 
     def batches(self, columns: Sequence[str], cursor: PlaceCursor | None) -> Iterator[Batch]:
         found = self._opened(columns)
+        if not len(found):
+            return
         if cursor is None:
             tables = found.iter(ROWS_AT_ONCE)
             yield from _sliced(batch for table in tables for batch in table.to_batches())
@@ -382,23 +269,27 @@ class SavedDatasetRows(DatasetRows):
         self._split = split
 
     def dataset(self) -> Any:
-        found = import_library("datasets").load_from_disk(str(at_home(self.path)))
-        if not isinstance(found, dict):
-            if self._split:
-                raise no_splits(self.path, self._split)
-            return found
-        split = self._split or "train"
-        if split not in found:
-            raise InputError(
-                f"{self.path}: the saved dataset has no split '{split}', only"
-                f" {', '.join(found)}; name the folder of a split, {self.path}/NAME (in a"
-                " simulation also with data.hub-split)"
-            )
-        return found[split]
+        folder = at_home(self.path)
+        splits = folder / SPLITS
+        if splits.is_file():
+            names = json.loads(splits.read_text(encoding="utf-8"))["splits"]
+            if (split := self._split or "train") not in names:
+                raise InputError(
+                    f"{self.path}: the saved dataset has no split '{split}', only"
+                    f" {', '.join(names)}; name the folder of a split, {self.path}/NAME (in a"
+                    " simulation also with data.hub-split)"
+                )
+            folder /= split
+        elif self._split:
+            raise no_splits(self.path, self._split)
+        # ``datasets`` saves an empty dataset without files, and cannot load it.
+        if not json.loads((folder / "state.json").read_text(encoding="utf-8"))["_data_files"]:
+            raise self.empty()
+        return import_library("datasets").load_from_disk(str(folder))
 
     def identity(self) -> str:
         folder = super().identity()
-        has_splits = (Path(folder) / "dataset_dict.json").is_file()
+        has_splits = (Path(folder) / SPLITS).is_file()
         return str(Path(folder) / (self._split or "train")) if has_splits else folder
 
     def state(self) -> list[int]:

@@ -40,6 +40,10 @@ class Fields:
         """Return whether the field has another name, which the settings tell."""
         return name in (self._columns_of or {})
 
+    def read_as(self, name: str) -> str:
+        """Return the task's other field that reads the record's field ``name``; empty if none."""
+        return self._reader_of(name) if name in self._record else ""
+
     def text(self, name: str, *, may_be_blank: bool = False, optional: bool = False) -> str:
         """Return a field that is a string.
 
@@ -135,7 +139,8 @@ class Fields:
     def listed(self, name: str, names: Sequence[str]) -> int:
         """Return the index of a field's value among labels that somebody listed.
 
-        The text of the value is compared first; a truth value has the text ``true`` or ``false``.
+        The text of the value is compared first; a truth value has the text ``true`` or ``false``,
+        also one that is a text in another case.
         Labels that are numbers are compared as numbers. If none is, a number is an index, counted
         from 0. A number that a dataset gives a name has this name, if a label is a name of the
         dataset. Raises InputError if the field is missing, or its value is not a label.
@@ -144,6 +149,9 @@ class Fields:
         text = _text_of_label(value, names)
         if text and text in names:
             return list(names).index(text)
+        # Tables write truth values in other cases: TRUE, True.
+        if text.lower() in TRUTH_VALUES and text.lower() in names:
+            return list(names).index(text.lower())
         counted = not any(map(_is_number, names))
         if _is_number(text):
             # 1.0 is the label 1, as a table or a list may write it.

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from espalier.settings.table import Columns, ReadWith, Table
+from espalier.settings.table import Columns, ReadWith, Table, comma_separated
 
 PARTITIONS = ("iid", "by-file", "by-field", "by-group", "dirichlet", "quantity")
 FLOWER = "flwr:"
@@ -56,11 +56,11 @@ def prompt_fields(template: str) -> list[str]:
 
 
 def listed_labels(text: str) -> tuple[str, ...]:
-    """Return the labels of a comma-separated list.
+    """Return the labels of a comma-separated list (``comma_separated``).
 
     Raises ValueError if there are fewer than two labels, or one is empty or occurs twice.
     """
-    labels = tuple(map(str.strip, text.split(",")))
+    labels = tuple(comma_separated(text))
     if len(labels) < 2 or "" in labels or len(set(labels)) < len(labels):
         raise ValueError("write at least two different labels, separated by commas")
     return labels

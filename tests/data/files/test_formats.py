@@ -7,8 +7,8 @@ import pytest
 from espalier.data.client_items import client_items
 from espalier.data.client_text import split_passages
 from espalier.data.files import corpus_index, tables
+from espalier.data.files.delimited import DelimitedRows
 from espalier.data.files.formats import open_rows
-from espalier.data.files.tables import DelimitedRows
 from espalier.data.passages import is_held_out, split
 from espalier.errors import EspalierError
 from espalier.settings.node import parse_node

@@ -220,3 +220,63 @@ def test_a_large_file_of_a_site_is_checked_before_it_takes_part(
     run = parse({"method": "fedpetuning"} | task)
     with pytest.raises(EspalierError, match=words):
         require_readable(run, parse_node(given))
+
+
+def texts_of(folder: Path, file: Path, field: str) -> list[str]:
+    run = RunSettings(data={"path": str(file), "field": field}, num_clients=1)
+    return sorted(text for part in split_passages(run, node(folder), 0) for text in part)
+
+
+def test_lines_that_are_rows_each_are_not_joined_by_their_quotes(tmp_path: Path) -> None:
+    """A quote is a part of the text in most TSV files; only one within a row can be a mark."""
+    file = tmp_path / "a.tsv"
+    file.write_text('id\tt\n1\toak\n2\t"Hello\n3\tbye"\n4\tash\n')
+    with pytest.raises(EspalierError, match=r"row 2 goes on over several lines, each of which has"):
+        texts_of(tmp_path, file, "t")
+    file.write_text('id\tt\n1\toak\n2\t"Hello\nbye"\n4\t"a\ttab"\n')
+    assert texts_of(tmp_path, file, "t") == ["Hello\nbye", "a\ttab", "oak"]
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_the_first_line_of_excel_names_the_delimiter(mark: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text(mark + "sep=;\r\nweight, kg;body\r\n1,5;oak\r\n2,5;elm\r\n")
+    assert texts_of(tmp_path, file, "body") == ["elm", "oak"]
+    file.write_text('sep=;\nbody\noak\n"elm\n')
+    with pytest.raises(EspalierError, match="line 4 is not CSV: a field does not end"):
+        texts_of(tmp_path, file, "body")
+
+
+def test_the_field_that_is_asked_for_decides_between_delimiters(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("weight, kg;body\n1,5;oak\n2,5;elm\n")
+    assert texts_of(tmp_path, file, "body") == ["elm", "oak"]
+
+
+def test_truth_values_of_tables_may_have_any_case(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    rows = [f"{asked},{('TRUE', 'False')[n % 2]}" for n, asked in enumerate(ASKED)]
+    file.write_text("\n".join(["prompt,label", *rows]))
+    given = {"task__name": "classification", "data__prompt": "{prompt}"}
+    for item in items_of(tmp_path, file, data__labels="false,true", **given):
+        assert item.gold == ("true", "false")[int(item.prompt.split()[-1]) % 2]
+
+
+def test_files_without_any_record_are_empty(tmp_path: Path) -> None:
+    """Each of several files may be empty, but not all of them."""
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for name in ("a.csv", "b.csv"):
+        (folder / name).write_text("text\n")
+    with pytest.raises(EspalierError, match=r"a\.csv: the file is empty; name a file"):
+        texts_of(tmp_path, folder, "text")
+    (folder / "b.csv").write_text("text\noak\n")
+    assert texts_of(tmp_path, folder, "text") == ["oak"]
+
+
+def test_an_empty_saved_dataset_is_empty(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    found = datasets.Dataset.from_list([{"text": "oak"}]).select([])
+    found.save_to_disk(str(tmp_path / "saved"))
+    with pytest.raises(EspalierError, match="saved: the file is empty; name a file that contains"):
+        texts_of(tmp_path, tmp_path / "saved", "text")

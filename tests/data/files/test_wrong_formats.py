@@ -1,5 +1,6 @@
 """Damaged files, and files of wrong formats: they are named and not quoted."""
 
+import bz2
 import gzip
 from collections.abc import Callable
 from pathlib import Path
@@ -241,3 +242,6 @@ def test_a_text_file_has_no_fields(key: str, value: str, tmp_path: Path) -> None
     (tmp_path / "a.txt").write_text("one\n\ntwo")
     with pytest.raises(EspalierError, match=rf"{key.replace('_', '-')} = '{value}': .* text file"):
         shares(tmp_path, tmp_path / "a.txt", **{key: value})
+    (tmp_path / "a.jsonl.bz2").write_bytes(bz2.compress(b'{"note": "oak"}'))
+    with pytest.raises(EspalierError, match=r"is compressed \(bzip2\); unpack it"):
+        shares(tmp_path, tmp_path / "a.jsonl.bz2", **{key: value})

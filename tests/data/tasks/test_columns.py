@@ -224,3 +224,30 @@ def test_a_column_that_is_missing_is_named(tmp_path: Path) -> None:
 def test_columns_are_pairs(columns: str, told: str) -> None:
     with pytest.raises(EspalierError, match=told):
         parse(dolly_run(Path("a.csv"), columns))
+
+
+def test_a_pair_in_quotes_may_contain_a_comma(tmp_path: Path) -> None:
+    records = [{"Question, full": f"{n}?", "answer": "Oak."} for n in range(30)]
+    write_table(tmp_path / "a.csv", records, ",")
+    columns = '"instruction=Question, full", output=answer'
+    run = dolly_run(tmp_path / "a.csv", columns) | {"task.name": "alpaca", "num-clients": 1}
+    own, _ = client_items(parse(run), node(tmp_path), 0)
+    assert "0?" in own[0].prompt
+    with pytest.raises(EspalierError, match="put a pair that contains a comma in double quotes"):
+        parse(run | {"data.columns": "instruction=Question, full"})
+
+
+def test_a_misspelt_field_of_a_site_is_told(tmp_path: Path) -> None:
+    """Its columns may have names for other tasks, but hardly names that are nearly right."""
+    write_table(
+        tmp_path / "a.csv", [{"question": f"{n}?", "response": "Oak."} for n in range(30)], ","
+    )
+    own = {"site": "a", "data-path": str(tmp_path / "a.csv"), "data-task": "dolly"}
+    own["state-dir"] = str(tmp_path / "state")
+    run = parse({"method": "fedpetuning", "task.name": "dolly"}, simulation=False)
+    with pytest.raises(
+        EspalierError, match="no field 'instrction'; did you mean instruction=quest"
+    ):
+        client_items(run, parse_node(own | {"data-columns": "instrction=question"}), 0)
+    fits = own | {"data-columns": "instruction=question,sentence=question"}
+    assert len(client_items(run, parse_node(fits), 0)[0]) > 10

@@ -58,6 +58,8 @@ def test_labels_are_the_options() -> None:
         )
         assert (found.answer, found.label, found.texts) == (place, found.gold, ("oak\nUrgent?",))
     assert chosen.num_classes == 3
+    quoted = settings(prompt="{note}", labels='no,"yes, soon"')
+    assert item(quoted, note="oak", label="yes, soon").answer == 1
     assert task_of(chosen).classes == ("no", "yes", "later")
     with pytest.raises(
         EspalierError, match="field 'label' is not one of the labels no, yes, later"
@@ -144,6 +146,14 @@ def test_a_field_that_the_prompt_misspells_is_told() -> None:
     told = r"has no field 'Question', which data\.prompt names, it has the fields question"
     with pytest.raises(EspalierError, match=told):
         item(settings(prompt="{Question}"), question="why?", answer="oak")
+
+
+def test_a_prompt_cannot_read_the_field_of_the_answer() -> None:
+    told = "field 'reply' is read as the task's field 'answer', which a prompt cannot read"
+    record = Fields({"question": "why?", "reply": SECRET}, "here", {"answer": "reply"})
+    with pytest.raises(EspalierError, match=told) as caught:
+        task_of(settings(prompt="{question}{reply}")).item(record)
+    assert SECRET not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,13 @@ def _prompt(template: str, record: Fields) -> tuple[str, int]:
         parts.append(text)
         if name is None:
             continue
+        if reader := record.read_as(name):
+            raise record.refused(
+                name,
+                f"is read as the task's field '{reader}', which a prompt cannot read",
+                f"leave {{{name}}} out of data.prompt, or name another field for '{reader}' in"
+                " data.columns (at a site: data-columns)",
+            )
         if name not in record:
             raise record.refused_whole(
                 f"has no field '{name}', which data.prompt names",
