@@ -61,8 +61,9 @@ class FederationSettings(Table):
             "Maximum weight of a client as a multiple of the median client's weight, and of the"
             " mean weight: with 2 no client of eight has more than 25% of the total weight. 1:"
             " equal weights; 1000000: no limit, for sites that are trusted to count their data:"
-            " with one client of very much data the limit costs accuracy. `summary.json` lists the"
-            " clients whose weight was reduced (`capped`)."
+            " with one client of very much data the limit costs accuracy. With"
+            " `hetlora.rank-weights=holders` it also limits a client's share of each rank."
+            " `summary.json` lists the clients whose weight was reduced (`capped`)."
         ),
     )
     aggregation_rule: AggregationRule = Field(
