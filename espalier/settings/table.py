@@ -35,9 +35,14 @@ class Table(BaseModel):
 def comma_separated(text: str) -> list[str]:
     """Return the entries of a list, without blank space around them; none of an empty text.
 
-    An entry in double quotes may contain commas, as in CSV.
+    An entry in double quotes may contain commas, as in CSV. Raises ValueError if the text contains
+    a line break.
     """
-    return [entry.strip() for entry in next(csv.reader([text], skipinitialspace=True), [])]
+    try:
+        entries = next(csv.reader([text], skipinitialspace=True), [])
+    except csv.Error:
+        raise ValueError("contains a line break; write the list in one line") from None
+    return [entry.strip() for entry in entries]
 
 
 def columns_of(text: str) -> dict[str, str]:

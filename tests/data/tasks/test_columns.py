@@ -219,7 +219,12 @@ def test_a_column_that_is_missing_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("columns", "told"),
-    [("instruction", "is not a pair"), ("a=b,a=c", "'a' occurs twice"), ("=b", "is not a pair")],
+    [
+        ("instruction", "is not a pair"),
+        ("a=b,a=c", "'a' occurs twice"),
+        ("=b", "is not a pair"),
+        ("a=b\n,c=d", "contains a line break"),
+    ],
 )
 def test_columns_are_pairs(columns: str, told: str) -> None:
     with pytest.raises(EspalierError, match=told):
