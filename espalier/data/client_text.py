@@ -315,4 +315,10 @@ def _held_out(
     settings: RunSettings, node: NodeSettings, encode: Encode, client: int, most: int, what: str
 ) -> Tensor:
     _, held_out = split_passages(settings, node, client)
+    if not len(held_out) and group_field(settings.data, node):
+        text = (
+            f"{what} is empty, because whole groups are held out, about one in ten, and the client"
+            " has none of these; give it more groups, or leave this evaluation out"
+        )
+        raise InputError(text, text)
     return evaluation_samples(held_out, encode, settings.evaluation.sequence_length, most, what)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from espalier.data.client_items import client_items
-from espalier.data.client_text import split_passages
+from espalier.data.client_text import held_out_samples, split_passages
 from espalier.data.files import corpus_index, tables
 from espalier.data.files.delimited import DelimitedRows
 from espalier.data.files.formats import open_rows
@@ -154,6 +154,15 @@ def test_a_client_s_only_group_is_not_held_out(task: str, tmp_path: Path) -> Non
             parts = client_items(parse(run), node(tmp_path), 0)
             found = [{item.texts[0].split()[0] for item in part} for part in parts]
         assert found == [expected, {*groups} - expected]
+
+
+def test_a_client_s_only_group_leaves_no_text_to_evaluate_on(tmp_path: Path) -> None:
+    _, own = groups_by_side()
+    write_lines(tmp_path / "a.jsonl", [{"text": f"{own} {n}", "wood": own} for n in range(50)])
+    run = {"num-clients": 1, "data.path": str(tmp_path / "a.jsonl"), "data.group": "wood"}
+    run |= {"evaluation.own-text": True, "evaluation.sequence-length": 16}
+    with pytest.raises(EspalierError, match="is empty, because whole groups are held out"):
+        held_out_samples(parse(run), node(tmp_path), lambda text: list(text.encode()), 0)
 
 
 def test_in_a_private_run_a_group_does_not_decide_about_another(tmp_path: Path) -> None:
