@@ -22,7 +22,7 @@ from espalier.data.files.formats import open_rows
 from espalier.data.files.hub import TEST_SPLIT
 from espalier.data.files.rows import RowFile
 from espalier.data.partition import Partition
-from espalier.data.tasks.catalogue import task_of
+from espalier.data.tasks.catalogue import TASKS, task_of
 from espalier.data.tasks.chat_encoding import chat_items, template_of
 from espalier.data.tasks.encoding import prompt_encoder
 from espalier.data.tasks.item import Item
@@ -104,7 +104,9 @@ def client_items(
 def _nothing_to_train_on(settings: RunSettings, node: NodeSettings, held_out: bool) -> str:
     """Return the error text for a client without training items."""
     data = settings.data
-    if held_out:
+    if held_out and group_field(data, node):
+        why = "all its groups are held out, as one group in ten is"
+    elif held_out:
         why = (
             "all its items are held out, as one question in ten is (items with the same question"
             " are on the same side)"
@@ -112,7 +114,7 @@ def _nothing_to_train_on(settings: RunSettings, node: NodeSettings, held_out: bo
     else:
         why = "it has none at all; duplicates count once, at one client only"
     remedies = ["give the client more items"]
-    if node.simulated and "{client}" not in data.path:
+    if node.simulated and "{client}" not in data.path and settings.num_clients > 1:
         remedies += ["lower num-clients"]
         remedies += ["raise data.alpha"] if data.partition in ("dirichlet", "quantity") else []
     return (
@@ -150,8 +152,9 @@ def _require_no_misspelt(task: Task, columns: Mapping[str, str]) -> None:
     Others may be names of another task's fields.
     """
     free = [name for name in task.fields if name not in columns]
-    for name in columns:
-        if name not in task.fields and (meant := get_close_matches(name, free, 1)):
+    known = {name for other in TASKS.values() for name in other.fields}
+    for name in columns.keys() - known:
+        if meant := get_close_matches(name, free, 1):
             raise InputError(
                 f"data-columns: the task {task.name} has no field '{name}'; did you mean"
                 f" {meant[0]}={columns[name]}?"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
+from espalier.amounts import count
 from espalier.errors import EspalierError, InputError
 from espalier.settings.node import NodeSettings
 from espalier.settings.tables.data import DataSettings
@@ -116,7 +117,8 @@ def require_groups(node: NodeSettings, groups: Iterable[Collection[int]], remedy
         why = (
             f"would be based on fewer groups (data-group); {remedy}, or its owner lowers min-groups"
         )
-        text = f"min-groups = {least}: there are {num_groups} groups, so an answer {why}"
+        there = "there is" if num_groups == 1 else "there are"
+        text = f"min-groups = {least}: {there} {count(num_groups, 'group')}, so an answer {why}"
         raise InputError(text, f"min-groups: an answer {why}")
 
 

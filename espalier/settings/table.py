@@ -36,12 +36,15 @@ def comma_separated(text: str) -> list[str]:
     """Return the entries of a list, without blank space around them; none of an empty text.
 
     An entry in double quotes may contain commas, as in CSV. Raises ValueError if the text contains
-    a line break.
+    a line break, or a quote that does not end.
     """
     try:
-        entries = next(csv.reader([text], skipinitialspace=True), [])
-    except csv.Error:
-        raise ValueError("contains a line break; write the list in one line") from None
+        entries = next(csv.reader([text], skipinitialspace=True, strict=True), [])
+    except csv.Error as error:
+        raise ValueError(
+            f"is not a list ({error}); write it in one line, with double quotes around whole"
+            " entries only"
+        ) from None
     return [entry.strip() for entry in entries]
 
 

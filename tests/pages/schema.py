@@ -108,7 +108,15 @@ def _read_with(table: type[Table], key: str) -> str:
         # Methods share rules, so a rule may list values that only another method's key has.
         choices = possible.get(other) or values
         found.append(f"`{other}` is {_one_of([value for value in values if value in choices])}")
-    return f"Read only if {' and '.join(found)}." if found else ""
+    if not found:
+        return ""
+    anyway = [
+        f"; with `{own}={value}` it does not depend on `{condition.partition('.')[2]}`"
+        for row in METHODS.values()
+        for (whole, condition), (own, value) in row.settings.READ_ANYWAY.items()
+        if whole.partition(".")[2] == key and issubclass(table, FederationSettings)
+    ]
+    return f"Read only if {' and '.join(found)}{''.join(anyway)}."
 
 
 def _readers(name: str, key: str) -> str:

@@ -21,7 +21,7 @@ MAX_HEADER = 1 << 16
 """Number of bytes in which the delimiters of a header are looked for."""
 QUOTE = "quote fields that contain the delimiter, a quote or a line end"
 _QUOTED = re.compile(rb'"[^"]*"')
-_NAMED = re.compile(rb"(?:\xef\xbb\xbf)?sep=([,;\t|])\r?\n")
+_NAMED = re.compile(rb'(?:\xef\xbb\xbf)?(?i:"?sep=([,;\t|])"?) *\r?\n')
 """First line by which Excel tells the delimiter."""
 
 
@@ -44,7 +44,11 @@ class DelimitedRows(RowFile):
     def read(self, columns: Sequence[str]) -> Iterator[Row]:
         csv.field_size_limit(MAX_CELL)
         with opened(self.path, self.keys) as file:
-            head = next(blocks(file), b"")
+            parts = blocks(file)
+            head = next(parts, b"")
+            if next(parts, b""):
+                # The last line of a part may be incomplete.
+                head = head.rpartition(b"\n")[0]
         named = _NAMED.match(head)
         delimiter = named[1].decode() if named else self._delimiter(head, columns)
         with opened(self.path, self.keys) as file:
@@ -77,23 +81,24 @@ class DelimitedRows(RowFile):
     def _rows_joined(self, where: str) -> EspalierError:
         """Return the error for lines that are rows each, and one row by their quotes."""
         return InputError(
-            f"{where} goes on over several lines, each of which has as many fields as the header:"
-            " their quotes may be parts of the text; double such quotes and put the field in"
-            " quotes, or write the table as JSON Lines or Parquet"
+            f"{where} goes on over several lines by its quotes, but each of these lines has as many"
+            " fields as the header; if they are rows of their own, double their quotes and put the"
+            " field in quotes; if they are one row, write the table as CSV, JSON Lines or Parquet"
         )
 
     def _delimiter(self, head: bytes, columns: Sequence[str]) -> str:
         """Return the delimiter with which the header and the first row have as many fields.
 
         Of several, it is the first one with which the header has all ``columns``. If there is none,
-        or ``head`` does not have the whole first row, it is the first one in the header.
+        or ``head``, whole lines, does not have the first row, it is the first one in the header.
         """
+        head = head.lstrip(b"\r\n")
         header = _QUOTED.sub(b"", head[:MAX_HEADER]).partition(b"\n")[0].decode(errors="replace")
         found = [sign for sign in self._delimiters if sign in header]
-        lines = head.decode(errors="replace").splitlines(keepends=True)
+        lines = [line for line in head.decode(errors="replace").split("\n") if line.strip()]
         fitting = list[str]()
         for sign in found if len(found) > 1 else ():
-            rows = csv.reader(lines[:-1], delimiter=sign)
+            rows = csv.reader(lines, delimiter=sign)
             with suppress(csv.Error, StopIteration):
                 names = [name.strip().lstrip("\ufeff") for name in next(rows)]
                 if len(names) == len(next(rows)):
@@ -154,8 +159,8 @@ class _Lines:
 
         A table of one column has no tabs, so its lines tell nothing.
         """
-        tabs = {line.count("\t") for line in self._kept if line.strip()}
-        return len(self._kept) > 1 and num_fields > 1 and tabs == {num_fields - 1}
+        tabs = [line.count("\t") for line in self._kept if line.strip()]
+        return len(tabs) > 1 and num_fields > 1 and set(tabs) == {num_fields - 1}
 
 
 def _lines(file: Bytes) -> Iterator[str]:

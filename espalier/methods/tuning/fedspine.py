@@ -199,10 +199,11 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
         """True if the pruning ratio of each device is chosen; otherwise all follow the schedule."""
         return self.chooses and self.adaptive_pruning and self.pruning_ratio > 0
 
-    def learns_nothing(self, rounds: int) -> bool:
+    def learns_nothing(self, federation: FederationSettings) -> bool:
         """Return whether bandits have too few rounds to do better than chance."""
-        # Nothing is chosen in the first round.
-        return self.chooses and self.allocation == "bandit" and rounds - 1 <= PLAYS_OF_CHANCE
+        # Nothing is chosen in the first round, nor for devices that take no part.
+        plays = (federation.rounds - 1) * federation.sampled_clients
+        return self.chooses and self.allocation == "bandit" and plays <= PLAYS_OF_CHANCE
 
     def rounds_of_pruning(self, rounds: int) -> int:
         """Return the number of rounds in which the schedule prunes (T), by default half of all."""

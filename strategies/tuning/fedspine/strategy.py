@@ -173,14 +173,13 @@ class FedSpine(Tuning):
         elif job.adaptive_rank:
             ranks = f"ranks {self.choices.space.lowest_rank} to {settings.lora.rank}"
         chosen: str = job.allocation
-        if job.learns_nothing(settings.federation.rounds):
+        if job.learns_nothing(settings.federation):
             chosen += f" (no better than chance in {count(settings.federation.rounds, 'round')})"
         steps = count(settings.training.steps, "step")
         fleet = settings.federation.fleet_name(job, simulation=self.run.simulation)
         times = f"times of the fleet {fleet}" if fleet else "times as clients measure them"
         return (
-            f"{job.pruning_ratio:g} of blocks pruned, {ranks}, chosen by {chosen}, {steps},"
-            f" {times}"
+            f"{job.pruning_ratio:g} of blocks pruned, {ranks}, chosen by {chosen}, {steps}, {times}"
         )
 
     def state(self) -> dict[str, Any]:

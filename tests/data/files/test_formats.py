@@ -174,7 +174,7 @@ def test_in_a_private_run_a_group_does_not_decide_about_another(tmp_path: Path) 
         "data.path": str(tmp_path / "a.jsonl"), "data.group": "wood",
         "federation.client-weights": "equal", "evaluation.local-baseline": False,
     }  # fmt: skip
-    with pytest.raises(EspalierError, match="all its items are held out"):
+    with pytest.raises(EspalierError, match="all its groups are held out"):
         client_items(parse(run), node(tmp_path), 0)
 
 

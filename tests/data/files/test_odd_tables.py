@@ -231,10 +231,18 @@ def test_lines_that_are_rows_each_are_not_joined_by_their_quotes(tmp_path: Path)
     """A quote is a part of the text in most TSV files; only one within a row can be a mark."""
     file = tmp_path / "a.tsv"
     file.write_text('id\tt\n1\toak\n2\t"Hello\n3\tbye"\n4\tash\n')
-    with pytest.raises(EspalierError, match=r"row 2 goes on over several lines, each of which has"):
+    with pytest.raises(EspalierError, match="row 2 goes on over several lines by its quotes"):
         texts_of(tmp_path, file, "t")
     file.write_text('id\tt\n1\toak\n2\t"Hello\nbye"\n4\t"a\ttab"\n')
     assert texts_of(tmp_path, file, "t") == ["Hello\nbye", "a\ttab", "oak"]
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_blank_lines_of_a_table_do_not_count(line_end: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.tsv"
+    lines = ["", "id\tt", "", "1\toak", "", "", "2\telm", ""]
+    file.write_bytes(line_end.join(lines).encode())
+    assert texts_of(tmp_path, file, "t") == ["elm", "oak"]
 
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
@@ -249,8 +257,13 @@ def test_the_first_line_of_excel_names_the_delimiter(mark: str, tmp_path: Path) 
 
 def test_the_field_that_is_asked_for_decides_between_delimiters(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
-    file.write_text("weight, kg;body\n1,5;oak\n2,5;elm\n")
-    assert texts_of(tmp_path, file, "body") == ["elm", "oak"]
+    for text in (
+        "weight, kg;body\n1,5;oak\n2,5;elm\n",
+        "\nweight, kg;body\n\n1,5;oak\n2,5;elm",
+        "weight, kg;body\n1,5;oak\x0celm",
+    ):
+        file.write_text(text)
+        assert texts_of(tmp_path, file, "body") in (["elm", "oak"], ["oak\x0celm"])
 
 
 def test_truth_values_of_tables_may_have_any_case(tmp_path: Path) -> None:

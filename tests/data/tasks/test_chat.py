@@ -108,15 +108,13 @@ def test_a_form_that_the_columns_name_comes_first() -> None:
     assert item(messages=with_null).conversation == item(messages=talk(1, 1)).conversation
 
 
-@pytest.mark.parametrize("system", [True, False])
-def test_a_greeting_is_a_part_of_the_question(system: bool) -> None:
+def test_a_greeting_is_a_part_of_the_question() -> None:
     """Otherwise all conversations with the same greeting would have the same hash."""
-    before = [{"role": "system", "content": "be kind"}] if system else []
-    before += [{"role": "assistant", "content": "hello"}]
+    before = [{"role": "system", "content": "be kind"}, {"role": "assistant", "content": "hello"}]
     asked = [{"role": "user", "content": "oak?"}]
     answer = [{"role": "assistant", "content": "elm"}]
     told = item(messages=[*before, *asked, *answer])
-    assert told.text == ("system: be kind\n" if system else "") + "assistant: hello\nuser: oak?"
+    assert told.text == "system: be kind\nassistant: hello\nuser: oak?"
     assert told.gold == "assistant: elm"
     in_prompt = item(prompt=[*before, *asked], completion=answer)
     assert (in_prompt.text, in_prompt.gold) == (told.text, told.gold)
@@ -136,9 +134,10 @@ def test_a_greeting_is_a_part_of_the_question(system: bool) -> None:
         ({"messages": [{"role": "user", "content": " "}]}, "field 'content' is blank"),
         ({"messages": [{"role": "assistant", "content": SECRET}]}, "begins with the assistant"),
         (
-            {"messages": [*reversed(talk(1, 1))]},
+            {"messages": [{"role": "system", "content": "a"}, *reversed(talk(1, 1))]},
             "no message of the assistant after the first one of the user",
         ),
+        ({"messages": [*talk(1, 1)[1:], *talk(2, 1)]}, "begins with the assistant"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "field 'type' is not 'text'",

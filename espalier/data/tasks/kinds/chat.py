@@ -84,6 +84,11 @@ def _item(record: Fields, field: str, messages: Sequence[tuple[str, str]], first
         raise record.refused(
             field, "has no message of the assistant", "add the answer, or remove the record"
         )
+    # Templates cannot render an empty conversation before the first answer.
+    if roles.index("assistant", first) == 0:
+        raise record.refused(
+            field, "begins with the assistant", "put the question before the answer"
+        )
     # The first message that is an answer and is not part of the prompt.
     asked = roles.index("user") if "user" in roles else 0
     answers = [at for at in range(max(first, asked), len(roles)) if roles[at] == "assistant"]
@@ -94,10 +99,6 @@ def _item(record: Fields, field: str, messages: Sequence[tuple[str, str]], first
             "add the answer, or remove the record",
         )
     start = answers[0]
-    if not start:
-        raise record.refused(
-            field, "begins with the assistant", "put the question before the answer"
-        )
     lines = [f"{role}: {content}" for role, content in messages]
     return Item(
         ("\n".join(lines[:start]),),

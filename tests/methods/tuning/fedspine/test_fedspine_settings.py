@@ -10,6 +10,7 @@ import pytest
 
 from espalier.errors import EspalierError
 from espalier.methods.tuning.fedspine import FedSpineSettings
+from espalier.settings.tables.federation import FederationSettings
 from tests.bench import Bench, Home, summary
 from tests.methods.promises.contracts import assert_planned
 from tests.methods.tuning.fedspine.fedspine_runs import FedSpineRuns
@@ -74,7 +75,11 @@ class TestFedSpine(FedSpineRuns):
     ) -> None:
         """Nothing is chosen in round 1."""
         flat = {name.partition(".")[2]: value for name, value in changes.items()}
-        assert FedSpineSettings.model_validate(flat).learns_nothing(rounds) is expected
+        job = FedSpineSettings.model_validate(flat)
+        federation = FederationSettings.model_validate({"rounds": rounds})
+        assert job.learns_nothing(federation) is expected
+        half = FederationSettings.model_validate({"rounds": 31, "sampled-clients": 0.5})
+        assert job.learns_nothing(half) is (expected or rounds == 17)
 
     def test_devices_score_their_models_on_task_items(self, bench: Bench) -> None:
         """Devices evaluate their own models on the server's items.
