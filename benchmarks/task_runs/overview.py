@@ -152,5 +152,5 @@ def _figure(
     short = sum(0 < len(values.get(ALONE, ())) < seeds for values in scores)
     note = seeds_note(seeds, fewer)
     if short:
-        note += f"; local baselines of {count(short, 'panel')}: of fewer too"
+        note += f"; the local baselines of {count(short, 'panel')} are of fewer seeds"
     return StudyFigure(panels, 2, note, rows=True, seeds=seeds)
