@@ -73,7 +73,9 @@ def _draw_models(axes: "Axes", comparison: Comparison) -> None:
     axes.set_ylim(-0.6, len(columns) - 0.3)
     _set_scale(axes, [value for column in columns for value in _all(comparison, column)])
     better = "lower" if comparison.quality.lower_is_better else "higher"
-    axes.set_title(fill(f"{comparison.title} ({better} is better)", TITLE), fontsize=10)
+    # Names longer than "local baseline" leave less room to the title, which is in bold.
+    width = TITLE - 2 * max(0, max(map(len, names)) - len("local baseline"))
+    axes.set_title(fill(f"{comparison.title} ({better} is better)", width), fontsize=10)
 
 
 def _all(comparison: Comparison, column: str) -> list[float]:
