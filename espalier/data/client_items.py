@@ -153,8 +153,8 @@ def _require_no_misspelt(task: Task, columns: Mapping[str, str]) -> None:
     """
     free = [name for name in task.fields if name not in columns]
     known = {name for other in TASKS.values() for name in other.fields}
-    for name in columns.keys() - known:
-        if meant := get_close_matches(name, free, 1):
+    for name in columns:
+        if name not in known and (meant := get_close_matches(name, free, 1)):
             raise InputError(
                 f"data-columns: the task {task.name} has no field '{name}'; did you mean"
                 f" {meant[0]}={columns[name]}?"
