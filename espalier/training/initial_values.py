@@ -4,6 +4,7 @@ Every party computes the same values from the run's seed and the model, so they 
 """
 
 import math
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -43,16 +44,17 @@ def initial_adapters(adapters: AdapterPlan, seed: int) -> dict[str, dict[str, Te
 
 
 def initial_values(
-    model: OpenedModel, adapters: AdapterPlan, seed: int
+    model: OpenedModel, adapters: AdapterPlan, seed: int, cache_folder: Path | None = None
 ) -> dict[str, dict[str, Tensor]]:
     """Return the initial values of all parameters that a run trains, by blob key.
 
     They are the adapters, a new classification head, and the tensors that are trained whole with
-    their values in the model's files. Errors are those of ``stored_values``.
+    their values in the model's files. Errors are those of ``stored_values``. ``cache_folder`` is
+    the node's cache of frozen factors; None computes them every time.
     """
     tensors = initial_adapters(adapters, seed)
     if adapters.bases:
-        tensors = with_bases(model, adapters, seed)
+        tensors = with_bases(model, adapters, seed, cache_folder)
     others = stored_values(
         model, {key: names for key, names in adapters.whole.items() if key != HEAD_KEY}
     )

@@ -14,7 +14,12 @@ from typing import Any, Protocol
 from safetensors.torch import load, save
 from torch import Tensor
 
-from client_app.methods.tuning.round_adapters import begins_with, cache_of, keep_blobs
+from client_app.methods.tuning.round_adapters import (
+    begins_with,
+    cache_of,
+    initial_tensors,
+    keep_blobs,
+)
 from client_app.protocol.answer_once import answer_once
 from client_app.protocol.errors import kernel_errors
 from client_app.protocol.evaluation import (
@@ -49,7 +54,6 @@ from espalier.settings.tables.task import TEXT
 from espalier.storage.client_state import PrivateState
 from espalier.training.adapted_model import AdaptedModel
 from espalier.training.adapter_training import AdapterTraining
-from espalier.training.initial_values import initial_values
 from espalier.training.loop import Trained
 from espalier.training.sequences import client_sequences
 
@@ -240,7 +244,7 @@ def _train_local_baseline(
     store = state.blobs(header.server_round)
     with kernel_errors():
         tensors, outcome = training.run(
-            initial_values(site.model, adapters, site.settings.seed), 0, training.total_steps
+            initial_tensors(site, adapters, site.settings.seed), 0, training.total_steps
         )
         require_enough(site, training, outcome.weighed)
     # Plain adapters, also for methods that train others.

@@ -23,6 +23,13 @@ def cache_of(site: Site) -> Path:
     return private_folder(site.node.state_root(), "quantised")
 
 
+def initial_tensors(site: Site, adapters: AdapterPlan, seed: int) -> Tensors:
+    """Return the initial values of a seed; frozen factors (Fed-SB) are kept between messages."""
+    root = site.node.state_root()
+    factors = private_folder(root, "frozen-factors") if adapters.bases else None
+    return initial_values(site.model, adapters, seed, factors)
+
+
 def begins_with(
     site: Site,
     adapters: AdapterPlan,
@@ -41,7 +48,7 @@ def begins_with(
         if first_values is not None:
             return first_values(site)
         seed = job.adapter_seed(site.settings.seed, server_round)
-        return initial_values(site.model, adapters, seed)
+        return initial_tensors(site, adapters, seed)
 
     # In round 1, or with new adapters in each round, nothing was sent.
     if not blobs:

@@ -7,6 +7,9 @@ digits or so: then any rotation of their vectors is as good, and what another pr
 another one.
 """
 
+from functools import partial
+from pathlib import Path
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,7 +18,10 @@ from espalier.hf.opening.opened_model import OpenedModel
 from espalier.models.adapters import Adapter, AdapterPlan
 from espalier.models.plan import block_key
 from espalier.seeds import derive_seed
+from espalier.storage.tensor_cache import TensorCache
 
+VERSION = 1
+"""Version of the computation; part of the cache's key."""
 ITERATIONS = 4
 """Number of power iterations."""
 EXTRA = 8
@@ -25,11 +31,34 @@ NEARLY_ZERO = 1e-10
 
 
 def with_bases(
-    model: OpenedModel, adapters: AdapterPlan, seed: int
+    model: OpenedModel, adapters: AdapterPlan, seed: int, cache_folder: Path | None = None
 ) -> dict[str, dict[str, Tensor]]:
-    """Return frozen A and B, and zero matrices between them: float32, by blob key and name."""
+    """Return frozen A and B, and zero matrices between them: float32, by blob key and name.
+
+    Parameters
+    ----------
+    cache_folder : node's cache of frozen factors, which every message of a run needs; None computes
+        them every time
+    """
     tensors: dict[str, dict[str, Tensor]] = {}
-    for index, adapter in adapters:
+    cache = None
+    if cache_folder is not None:
+        ranks = [[index, adapter.linear.name, adapter.rank] for index, adapter in adapters]
+        parts = [VERSION, model.sha256, "bases", adapters.bases, seed, ranks]
+        cache = TensorCache(cache_folder, parts)
+    for index in sorted(adapters.blocks):
+        make = partial(_factors, model, adapters, seed, index)
+        block = make() if cache is None else cache.get(block_key(index), make)
+        for adapter in adapters.blocks[index]:
+            block[adapter.name_r] = torch.zeros(adapter.rank, adapter.rank)
+        tensors[block_key(index)] = block
+    return tensors
+
+
+def _factors(model: OpenedModel, adapters: AdapterPlan, seed: int, index: int) -> dict[str, Tensor]:
+    """Return the frozen factors of one block by canonical name."""
+    factors: dict[str, Tensor] = {}
+    for adapter in adapters.blocks[index]:
         purpose = f"bases/{adapter.linear.name}"
         generator = np.random.default_rng(derive_seed(seed, purpose, block=index))
         if adapters.bases == "weights":
@@ -37,10 +66,8 @@ def with_bases(
             b, a = singular_vectors(weight, adapter.rank, generator)
         else:
             b, a = random_vectors(adapter, generator)
-        block = tensors.setdefault(block_key(index), {})
-        block |= adapter.named(b.contiguous(), a.contiguous())
-        block[adapter.name_r] = torch.zeros(adapter.rank, adapter.rank)
-    return tensors
+        factors |= adapter.named(b.contiguous(), a.contiguous())
+    return factors
 
 
 def singular_vectors(

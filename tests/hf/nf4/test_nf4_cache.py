@@ -11,9 +11,10 @@ import torch
 
 from espalier.errors import EspalierError
 from espalier.hf.nf4 import cache as quantised_cache
-from espalier.hf.nf4.cache import cache_key, quantised_linears
+from espalier.hf.nf4.cache import key_parts, quantised_linears
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.storage.client_state import VERSION_FILE, collect_old_runs, mark_as_ours
+from espalier.storage.tensor_cache import cache_key
 from tests.hf.tiny_models import llama_config, save_model
 
 CPU = torch.device("cpu")
@@ -57,7 +58,7 @@ def bits(model: OpenedModel, cache: Path | None, device: torch.device = CPU) -> 
 
 
 def folder_of(model: OpenedModel, cache: Path) -> Path:
-    return cache / cache_key(model)
+    return cache / cache_key(key_parts(model))
 
 
 def file_of(model: OpenedModel, cache: Path, name: str = MATRIX) -> Path:
@@ -119,9 +120,9 @@ def test_other_models_or_modes_have_own_folders(
     other = OpenedModel(
         save_model(tmp_path / "other", llama_config(hidden_size=64, intermediate_size=128))
     )
-    keys = [cache_key(model), cache_key(other)]
+    keys = [cache_key(key_parts(model)), cache_key(key_parts(other))]
     monkeypatch.setattr(quantised_cache.bitsandbytes(), "__version__", "0.51.0")
-    keys.append(cache_key(model))
+    keys.append(cache_key(key_parts(model)))
     assert len(set(keys)) == 3
 
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForSequenceClassification
 
 from espalier.errors import EspalierError
 from espalier.evaluation.perplexity import mean_losses
-from espalier.hf.nf4.cache import cache_key, quantised_linears
+from espalier.hf.nf4.cache import key_parts, quantised_linears
 from espalier.hf.nf4.matrices import quantise
 from espalier.hf.opening.opened_model import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream, run_through
@@ -23,6 +23,7 @@ from espalier.models.groups import Groups
 from espalier.models.structure import GROUP_KINDS, Structure, structured_plan
 from espalier.settings.run import parse
 from espalier.settings.tables.lora import LoraSettings
+from espalier.storage.tensor_cache import cache_key
 from espalier.training.adapted_model import AdaptedModel
 from tests.hf.structured.structured_models import DECODERS, ENCODERS, WITH_RESIDUAL, masked, uneven
 from tests.hf.tiny_models import CPU, llama_config, save_model, token_sequences, whole_model
@@ -227,7 +228,7 @@ def test_nf4_is_quantised_after_slicing(tmp_path: Path) -> None:
         .with_blocks([1, 2])
     )
     small = OpenedModel(base.directory, structure)
-    assert cache_key(small) != cache_key(base)
+    assert cache_key(key_parts(small)) != cache_key(key_parts(base))
     made = dict(quantised_linears(small, CPU.device, tmp_path / "cache"))
     kept = dict(quantised_linears(small, CPU.device, tmp_path / "cache"))
     for linear, matrix in made.items():
