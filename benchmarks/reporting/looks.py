@@ -21,7 +21,7 @@ NAMES = {
     "FLoRA": METHODS["flora"],
     "Fed-SB": METHODS["fed-sb"],
     "Fed-SB, rank 64": METHODS["fed-sb"].variant(1),
-    "Fed-SB, rank 64, rate 0.003": METHODS["fed-sb"].variant(4),
+    "Fed-SB, rank 64, rate 0.003": METHODS["fed-sb"].variant(3),
     "Fed-SB, random factors": METHODS["fed-sb"].variant(2),
     "Fed-SB, rate 0.003": METHODS["fed-sb"].variant(3),
     "FedSODA": METHODS["fedsoda"],
