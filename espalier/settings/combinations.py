@@ -74,8 +74,10 @@ def no_secure_sum(nested: Mapping[str, Any], method: str | None, num_clients: in
         return []
     key = "federation.secure-sum = true"
     row = METHODS[method]
-    able = ", ".join(name for name, other in METHODS.items() if other.summands)
     if not row.summands:
+        # Whoever tunes is not helped by a method that prunes.
+        alike = {name: other for name, other in METHODS.items() if other.tunes == row.tunes}
+        able = ", ".join(name for name, other in alike.items() if other.summands)
         why = row.summands_reason or "needs more than the sum of the clients' tensors"
         return [f"{key}: {method} {why}; leave it out, or choose one of {able}"]
     if not MIN_SUM_CLIENTS <= num_clients <= MAX_SUM_CLIENTS:

@@ -120,4 +120,7 @@ def _line(detail: Any, known: Sequence[str], prefix: str) -> str:
     if detail["type"] in ("bool_type", "bool_parsing"):
         return f"{key} = {detail['input']!r}: write true or false"
     message = detail["msg"].removeprefix("Value error, ")
+    if isinstance(detail["input"], Mapping) and detail["type"] == "value_error":
+        # A conflict within a table: its message begins with the key and the value.
+        return f"{key}.{message}".lstrip(".")
     return f"{key} = {detail['input']!r}: {message[0].lower()}{message[1:]}"

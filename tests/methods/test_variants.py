@@ -22,6 +22,8 @@ VARIANTS = {
     for value in choices()[key]
     if value != default_values()[key]
 }
+TOGETHER = {frozenset({"hetlora.aggregation=svd", "hetlora.rank-weights=holders"})}
+"""Values of two settings that together stand for a method (raFLoRA as in its paper)."""
 HERE = Path(__file__).parent
 
 
@@ -63,3 +65,4 @@ def test_every_method_and_variant_is_in_the_list(
     entries = entries_of()
     assert METHODS.keys() - {name.split()[0] for name in entries} == set()
     assert VARIANTS - set().union(*entries.values()) == set()
+    assert all(any(pair <= words for words in entries.values()) for pair in TOGETHER)

@@ -170,6 +170,19 @@ RUNS = {
         ),
         ["enrol", "train", "train"],
     ),
+    "hetlora holders svd": (
+        (
+            "federation.rounds=2",
+            "lora.ranks=2,8",
+            "hetlora.aggregation=svd",
+            "hetlora.rank-weights=holders",
+            "training.steps=2",
+            "lora.merge=true",
+            "evaluation.local-baseline=false",
+            "part-bytes=1000000",
+        ),
+        ["enrol", "train", "train"],
+    ),
     "flora": (
         (
             "federation.rounds=2",

@@ -121,7 +121,7 @@ METHOD = averaging_row(
     job="client_app.methods.tuning.hetlora",
     summands_reason=(
         "needs each client's adapters by themselves: clients have ranks of their own and give some"
-        " up, and by default the norm of each one's update is its weight"
+        " up, and the norm of each one's update can be its weight"
     ),
     dry_run="server_app.estimate.messages.tuning:DryHetLoRA",
 )

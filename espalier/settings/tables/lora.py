@@ -112,8 +112,8 @@ class LoraSettings(Table):
     def _zeros_are_kept_in_a_merged_model(self) -> "LoraSettings":
         if self.keep_zeros and not self.merge:
             raise ValueError(
-                "keep-zeros = true: adapters alone would fill the zeros of the base; set merge ="
-                " true"
+                "keep-zeros = true: adapters alone would fill the zeros of the base; set it to"
+                " false, or merge to true"
             )
         return self
 

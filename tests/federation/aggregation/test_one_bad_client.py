@@ -258,6 +258,17 @@ CASES = {
         OF_SOME_UPDATES | {"its highest ranks turned round": HIGHEST_TURNED},
         "new",
     ),
+    "hetlora holders svd": Case(
+        TUNED
+        | {
+            "hetlora.aggregation": "svd",
+            "hetlora.rank-weights": "holders",
+            "hetlora.gamma": 1.0,
+            "lora.ranks": "2,2,2,4,2",
+        },
+        OF_SOME_UPDATES | {"its highest ranks turned round": HIGHEST_TURNED},
+        "new",
+    ),
     "flora": Case(TUNED, OF_SOME_UPDATES, "new"),
     "fed-sb": Case(TUNED, OF_SOME_UPDATES, "new"),
     "fedsoda": Case(
@@ -312,6 +323,7 @@ ALL_SLOW = (
     "flora",
     "hetlora",
     "hetlora holders",
+    "hetlora holders svd",
     "hetlora svd",
     "sft-p",
     "sft-p median",

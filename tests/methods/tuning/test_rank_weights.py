@@ -70,6 +70,37 @@ def test_each_rank_is_averaged_over_its_holders(bench: Bench, by: str) -> None:
             np.testing.assert_allclose(a[rank], row, rtol=1e-5, atol=1e-8)
 
 
+def test_mean_of_updates_has_each_rank_of_its_holders(bench: Bench) -> None:
+    """The paper's form: rank p of the dense mean is the sum of ``w_ip b_ip a_ip`` over holders.
+
+    The result is its best approximation of rank 8; the clients' ranks add up to more.
+    """
+    changes: dict[str, Any] = {
+        "federation__max_weight_ratio": 1e6,
+        "federation__client_weights": "norms",
+        "hetlora__aggregation": "svd",
+    }
+    grid = bench.grid(**changes)
+    folder = bench.run(grid, **changes)
+    sent = sent_adapters(grid, 1)
+    weights = norm_weights(sent)
+    for matrix in PATHS:
+        pairs = {client: factors(sent, client, 0, matrix) for client in sent}
+        dense: Any = 0.0
+        for rank in range(8):
+            held = [client for client, (own, _) in pairs.items() if own.shape[1] > rank]
+            total = sum(weights[client] for client in held)
+            for client in held:
+                own_b, own_a = (np.asarray(own, np.float64) for own in pairs[client])
+                dense += weights[client] / total * np.outer(own_b[:, rank], own_a[rank])
+        u, values, vh = np.linalg.svd(dense)
+        # Only attn.q has more than 8 rows, so only its mean has to be approximated.
+        assert matrix != "attn.q" or values[8] > 1e-3 * values[0]
+        best = u[:, :8] * values[:8] @ vh[:8]
+        found = np.matmul(*written(folder, 0, matrix))
+        np.testing.assert_allclose(found, best, rtol=0, atol=1e-6 * values[0])
+
+
 def test_no_holder_has_more_weight_than_in_the_mean_of_all(bench: Bench) -> None:
     """Of four clients with a ratio of 2 none has more than half; the last B, 0, has the rest."""
     changes = {"lora__ranks": "2,4,4,8"}
@@ -147,3 +178,13 @@ class TestRaFlora(HetLoRARuns, Promises):
             }
             for client, rank in enumerate((2, 4, 8, 8)):
                 assert found[client] == [4 * rank * SIDES] * len(found[client])
+
+
+@pytest.mark.slow
+class TestRaFloraSvd(HetLoRARuns, Promises):
+    """Promises of raFLoRA with means of updates, as in the paper."""
+
+    settings: ClassVar[dict[str, Any]] = HetLoRARuns.settings | {
+        "hetlora.aggregation": "svd",
+        "hetlora.rank-weights": "holders",
+    }
