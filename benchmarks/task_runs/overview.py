@@ -5,6 +5,7 @@
 """
 
 import csv
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -40,13 +41,14 @@ def write_report(path: Path, conditions: Mapping[str, Any]) -> None:
     path : the study, a path without suffix; the studies' files are beside it
     conditions : ``studies``, each with ``name``, ``title``, ``figure`` (``loss`` or ``acc``),
         ``equal`` (``steps`` or ``bytes``) and, for equal bytes, ``dense_mean``: the study with
-        equal steps that has the dense mean of the updates in as many rounds as FedPETuning
+        equal steps that has the dense mean of the updates in as many rounds as FedPETuning. May
+        have ``also``: arms that are not in the first study
     """
     studies = conditions["studies"]
     found = [_rows_of(path.with_name(f"{one['name']}.csv")) for one in studies]
     scores = [_values(rows, one["figure"]) for rows, one in zip(found, studies, strict=True)]
-    # Arms of the first study; a later one may lack some, or have them with fewer seeds.
-    arms = [arm for arm in LORA if arm in scores[0]]
+    # A later study may lack some of the first one's arms, or have them with fewer seeds.
+    arms = [arm for arm in LORA if arm in scores[0] or arm in conditions.get("also", ())]
     numbers = [max(len(values.get(arm, [])) for arm in arms) for values in scores]
     seeds = max(numbers)
     studies = [
@@ -61,7 +63,8 @@ def write_report(path: Path, conditions: Mapping[str, Any]) -> None:
         f"{seeds_note(seeds)}; a figure of fewer seeds says so. Loss: lower is better, accuracy:"
         " higher is better. The dense mean of the updates in the plot is that of FedEx-LoRA at"
         " equal steps, also where bytes are equal: it is the line to reach in as many rounds as"
-        " FedPETuning has. MB are those of one client in both directions, in the run of"
+        f" FedPETuning has.{_other_bases(path, studies)} The local baseline has FedPETuning's"
+        " steps. MB are those of one client in both directions, in the run of"
         f" {studies[0]['title']}. Studies: "
         + ", ".join(f"[{one['title']}](./{one['name']}.md)" for one in studies)
         + ".",
@@ -84,6 +87,25 @@ def write_report(path: Path, conditions: Mapping[str, Any]) -> None:
         for one in studies
     ]
     draw(_figure(studies, scores, upper, arms, seeds), path, TITLE)
+
+
+def _other_bases(path: Path, studies: Sequence[Mapping[str, str]]) -> str:
+    """Return a sentence on panels whose frozen weights have another dtype than their line's."""
+
+    def base_of(name: str) -> str:
+        settings = json.loads(path.with_name(f"{name}.json").read_text())["settings"]
+        return str(settings.get("training.base", "float32"))
+
+    told = [
+        f"{one['title']} ({base_of(one['name'])}, line {base_of(one['dense_mean'])})"
+        for one in studies
+        if "dense_mean" in one and base_of(one["name"]) != base_of(one["dense_mean"])
+    ]
+    return (
+        f" The frozen weights have another dtype than those of the line in {', '.join(told)}."
+        if told
+        else ""
+    )
 
 
 def _cell(values: Sequence[float], seeds: int) -> str:

@@ -1,6 +1,7 @@
 """One table of several studies: means by hand, and arms that a study lacks."""
 
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,13 @@ def test_table_has_means_of_the_chosen_scores(tmp_path: Path) -> None:
         {"name": "one", "title": "One", "figure": "loss", "equal": "steps"},
         {"name": "other", "title": "Other", "figure": "acc", "equal": "bytes", "dense_mean": "one"},
     ]
+    for name, base in (("one", "bfloat16"), ("other", "float32")):
+        conditions = {"settings": {"training.base": base}}
+        (tmp_path / f"{name}.json").write_text(json.dumps(conditions))
     write_report(tmp_path / "overview", {"studies": studies})
     table = (tmp_path / "overview.md").read_text()
     assert "| | One: loss | Other: accuracy | MB |" in table
+    assert "another dtype than those of the line in Other (float32, line bfloat16)." in table
     assert "| dense | 3.000 | 0.500 |  |" in table
     assert "| local baseline | 2.500 (1) | 0.600 (1) |  |" in table
     assert "| FedPETuning | 2.100 ± 0.141 | 0.800 ± 0.141 | 5.0 |" in table
