@@ -29,7 +29,8 @@ class FedSbSettings(AdapterAveraging):
         "weights",
         description=(
             "Frozen factors A and B. `weights`: the first singular vectors of each matrix of the"
-            " base model; `seed`: random orthonormal vectors."
+            " base model; `seed`: random orthonormal vectors. A node computes them once, and keeps"
+            " them in `<state-dir>/frozen-factors`."
         ),
     )
 

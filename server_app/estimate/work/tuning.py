@@ -71,10 +71,20 @@ class Tuned(Work):
         return {"the base": nf4_bytes(self.opened.plan.shapes) + self.base.computed * others}
 
     def client_files(self) -> dict[str, int]:
-        """Return the bytes of the base in NF4."""
-        if self.training.base != "nf4":
-            return {}
-        return {"the quantised base": nf4_bytes(self.opened.plan.shapes)}
+        """Return the bytes of the base in NF4, and of frozen factors."""
+        files = {}
+        if self.training.base == "nf4":
+            files["the quantised base"] = nf4_bytes(self.opened.plan.shapes)
+        if frozen := self._frozen_bytes():
+            files["frozen factors"] = frozen
+        return files
+
+    def _frozen_bytes(self) -> int:
+        """Return the bytes of the frozen factors of Fed-SB."""
+        if not self.shared.bases:
+            return 0
+        sizes = (math.prod(shape) for _, one in self.shared for shape in one.shapes().values())
+        return FLOAT32 * sum(sizes)
 
     def step(self) -> int:
         """Return the bytes of a forward and backward pass.
@@ -97,7 +107,9 @@ class Tuned(Work):
             math.prod(shape) for matrix_shapes in shapes for shape in matrix_shapes.values()
         )
         folded = {"folded updates, twice": 2 * FLOAT32 * numbers} if numbers else {}
-        return {**self.weights(), "adapters and copies": copies, **folded}
+        frozen = COPIES * self._frozen_bytes()
+        frozen_copies = {"frozen factors and copies": frozen} if frozen else {}
+        return {**self.weights(), "adapters and copies": copies, **folded, **frozen_copies}
 
     def worked(self, clients: int = 1) -> list[Moment]:
         """Return the moments of training: reading a matrix of the base, and a step."""
