@@ -35,8 +35,8 @@ LABELS = {
     "client_seconds": "seconds of all clients",
 }
 AXES = {
-    "loss": "loss, nats per answer token (lower is better)",
-    "acc": "accuracy (higher is better)",
+    "loss": "loss, nats per answer token\n(lower is better)",
+    "acc": "accuracy\n(higher is better)",
 }
 """Labels of scores in figures."""
 LINES = (
