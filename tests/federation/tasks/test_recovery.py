@@ -163,7 +163,8 @@ def test_adapters_alone_would_fill_the_zeros() -> None:
     with pytest.raises(
         EspalierError,
         match=(
-            "keep-zeros = true: adapters alone would fill the zeros of the base; set merge = true"
+            "lora.keep-zeros = true: adapters alone would fill the zeros of the base; set it to"
+            " false, or merge to true"
         ),
     ):
         parse({"method": "fedpetuning", "lora.keep-zeros": True})
