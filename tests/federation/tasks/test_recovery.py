@@ -163,7 +163,7 @@ def test_adapters_alone_would_fill_the_zeros() -> None:
     with pytest.raises(
         EspalierError,
         match=(
-            "lora.keep-zeros = true: adapters alone would fill the zeros of the base; set it to"
+            r"lora\.keep-zeros = true: adapters alone would fill the zeros of the base; set it to"
             " false, or merge to true"
         ),
     ):
