@@ -73,8 +73,11 @@ def test_documented_reports_match_their_measurements(
     (tmp_path / TITLES).write_bytes((STUDIES / TITLES).read_bytes())
     # An overview reads the measurements of other studies.
     for one in json.loads((STUDIES / f"{study}.json").read_text()).get("studies", []):
-        name = f"{one['name']}.csv"
-        (tmp_path / name).write_bytes((STUDIES / name).read_bytes())
+        named = [f"{one['name']}.csv", f"{one['name']}.json"]
+        if "dense_mean" in one:
+            named.append(f"{one['dense_mean']}.json")
+        for name in named:
+            (tmp_path / name).write_bytes((STUDIES / name).read_bytes())
     written = write_again(tmp_path / study)
     drawn = sorted(file.name.removesuffix(".svg") for file in tmp_path.glob("*.svg"))
     assert drawn == [figure for figure in FIGURES if study_of(figure) == study]

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from espalier.amounts import count
 from espalier.errors import InputError, ProtocolError
@@ -38,7 +38,7 @@ from espalier.settings.registry import Row
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
 from espalier.settings.tables.federation import FederationSettings
-from espalier.settings.tables.training import MAX_LEARNING_RATE, TrainingSettings
+from espalier.settings.tables.training import MAX_DECAYED, MAX_LEARNING_RATE, TrainingSettings
 
 WEIGHT_DECAY = 1e-3
 """Weight decay of AdamW."""
@@ -94,11 +94,15 @@ class LlmStreamlineSettings(SmallerSettings):
     )
 
     @model_validator(mode="after")
-    def _training_is_valid(self) -> "LlmStreamlineSettings":
-        try:
-            _ = self.training
-        except ValidationError as error:
-            raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+    def _no_step_is_forgotten(self) -> "LlmStreamlineSettings":
+        # As in ``TrainingSettings``, whose weight decay is no key of this table.
+        decayed = self.learning_rate * WEIGHT_DECAY * self.steps
+        if decayed > MAX_DECAYED:
+            raise ValueError(
+                f"steps = {self.steps}: learning-rate x weight decay ({WEIGHT_DECAY}) x steps ="
+                f" {decayed:g} is above {MAX_DECAYED:g}, so that a round's first steps are"
+                " forgotten; lower steps or learning-rate"
+            )
         return self
 
     @property

@@ -34,8 +34,8 @@ class TestLlmStreamline(LlmStreamlineRuns):
             (
                 {"llm_streamline__steps": 200_000},
                 (
-                    r"llm-streamline = .*weight-decay = 0.001: learning-rate x weight-decay x steps"
-                    r" = 2"
+                    r"llm-streamline\.steps = 200000: learning-rate x weight decay \(0\.001\) x"
+                    r" steps = 2 is above 1"
                 ),
             ),
         ],
