@@ -60,7 +60,7 @@ PAIRS = (
     Pair("raFLoRA, by samples", "HetLoRA, by samples, unlimited"),
     Pair("raFLoRA, by samples, limited", "HetLoRA, by samples"),
     Pair("raFLoRA", "HetLoRA, svd"),
-    *(Pair(f"Fed-SB, {name}", "Fed-SB") for name in ("random factors", "rate 0.003", "rank 64")),
+    *(Pair(f"Fed-SB, rank 64{rate}", "Fed-SB") for rate in ("", ", rate 0.003")),
     *(
         Pair(name, "FedSODA")
         for name in (

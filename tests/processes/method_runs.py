@@ -146,43 +146,25 @@ RUNS = {
         ),
         ["enrol", "train"],
     ),
-    "hetlora holders": (
-        (
-            "federation.rounds=2",
-            "lora.ranks=2,8",
-            "hetlora.rank-weights=holders",
-            "training.steps=2",
-            "lora.merge=true",
-            "evaluation.local-baseline=false",
-            "part-bytes=1000000",
-        ),
-        ["enrol", "train", "train"],
-    ),
-    "hetlora svd": (
-        (
-            "federation.rounds=2",
-            "lora.ranks=2,8",
-            "hetlora.aggregation=svd",
-            "training.steps=2",
-            "lora.merge=true",
-            "evaluation.local-baseline=false",
-            "part-bytes=1000000",
-        ),
-        ["enrol", "train", "train"],
-    ),
-    "hetlora holders svd": (
-        (
-            "federation.rounds=2",
-            "lora.ranks=2,8",
-            "hetlora.aggregation=svd",
-            "hetlora.rank-weights=holders",
-            "training.steps=2",
-            "lora.merge=true",
-            "evaluation.local-baseline=false",
-            "part-bytes=1000000",
-        ),
-        ["enrol", "train", "train"],
-    ),
+    **{
+        f"hetlora {name}": (
+            (
+                "federation.rounds=2",
+                "lora.ranks=2,8",
+                *words,
+                "training.steps=2",
+                "lora.merge=true",
+                "evaluation.local-baseline=false",
+                "part-bytes=1000000",
+            ),
+            ["enrol", "train", "train"],
+        )
+        for name, words in {
+            "holders": ("hetlora.rank-weights=holders",),
+            "svd": ("hetlora.aggregation=svd",),
+            "holders svd": ("hetlora.rank-weights=holders", "hetlora.aggregation=svd"),
+        }.items()
+    },
     "flora": (
         (
             "federation.rounds=2",
